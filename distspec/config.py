@@ -1,0 +1,265 @@
+"""Fleet configuration: frozen Structs from YAML, environment and overrides, checked before anything starts.
+
+Knows keys, types and ranges. Does not know Ray, models or devices. A configuration is named (a file in
+`distspec/configs/`) or a path; environment variables `DISTSPEC__POOLS__VERIFY__REPLICAS=2` come next, then
+overrides `pools.verify.replicas=2`. Unknown keys are refused with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct, field
+
+from distspec.errors import ConfigError, InvalidValue, UnknownKey
+
+CONFIGS = Path(__file__).parent / "configs"
+ENV_PREFIX = "DISTSPEC__"
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+PolicyName = Literal["ar", "sd", "dsi"]
+Role = Literal["prefill", "decode", "verify", "draft"]
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True):
+    """The target. name: `smollm2-135m`, a local folder, or a hub id. max_model_len None: the model's own."""
+
+    name: str = "smollm2-135m"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_model_len: Positive | None = None
+    served_name: str | None = None
+
+
+class Engine(Struct, frozen=True, forbid_unknown_fields=True):
+    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores."""
+
+    page_size: Positive = 16
+    num_pages: Positive | None = None
+    max_num_seqs: Positive = 16
+    max_num_batched_tokens: Positive = 512
+    max_scratch_nodes: Positive = 64
+    attention_backend: Literal["auto", "sdpa"] = "auto"
+    prefix_cache: bool = True
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    num_threads: Natural = 0
+
+
+class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompt lookup: the latest match of the longest suffix, from max_n tokens down to min_n."""
+
+    max_n: Positive = 3
+    min_n: Positive = 1
+
+
+class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
+    """placement: the drafter runs in the draft pool, or inside the decode worker (`local`).
+
+    num_speculative_tokens None follows the measured cost of wider steps. lookahead: nodes per submission
+    of `dsi`. draft_model: for the drafter `standalone`, as model.name.
+    """
+
+    policy: PolicyName = "sd"
+    allowed_policies: tuple[PolicyName, ...] = ("ar", "sd", "dsi")
+    drafter: Literal["none", "ngram", "standalone"] = "ngram"
+    draft_model: str | None = None
+    placement: Literal["pool", "local"] = "pool"
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
+    lookahead: Positive = 2
+    ngram: Ngram = Ngram()
+
+
+class Pool(Struct, frozen=True, forbid_unknown_fields=True):
+    """One pool of Ray actors. resources: custom Ray resources each actor asks for."""
+
+    replicas: Natural = 0
+    num_cpus: Annotated[float, Meta(ge=0)] = 0.0
+    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
+    resources: dict[str, float] = field(default_factory=dict)
+
+
+class Pools(Struct, frozen=True, forbid_unknown_fields=True):
+    """No prefill worker: decode workers prefill. No draft worker: see speculation.placement."""
+
+    prefill: Pool = Pool()
+    decode: Pool = Pool(replicas=1)
+    verify: Pool = Pool()
+    draft: Pool = Pool()
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+
+
+class Coordinator(Struct, frozen=True, forbid_unknown_fields=True):
+    """journal: a file for `distspec replay` (off by default: it holds token ids), at most journal_mb."""
+
+    max_queued_requests: Natural = 256
+    heartbeat_s: Seconds = 1.0
+    worker_timeout_s: Seconds = 10.0
+    task_timeout_s: Seconds = 120.0
+    lease_s: Seconds = 30.0
+    start_timeout_s: Seconds = 300.0
+    restart_workers: bool = True
+    journal: str | None = None
+    journal_mb: Positive = 256
+
+
+class Server(Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 8000
+    default_max_tokens: Positive = 256
+    max_n: Positive = 16
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole fleet. name: Ray actors are named after it, so two fleets of one cluster need two names."""
+
+    name: str = "distspec"
+    model: Model = Model()
+    engine: Engine = Engine()
+    speculation: Speculation = Speculation()
+    pools: Pools = Pools()
+    coordinator: Coordinator = Coordinator()
+    server: Server = Server()
+    transfer: Literal["auto", "gloo", "nccl"] = "auto"
+
+
+def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[str] = ()) -> Config:
+    """A checked configuration.
+
+    source: the name of a shipped configuration, a path, or the tree itself. overrides: `a.b.c=value`,
+    value in YAML. Raises ConfigError (UnknownKey, InvalidValue) with the path of the key.
+    """
+    tree = dict(source) if isinstance(source, Mapping) else _read(source)
+    for key, value in os.environ.items():
+        if key.startswith(ENV_PREFIX):
+            _set(tree, key[len(ENV_PREFIX) :].lower().split("__"), value)
+    for override in overrides:
+        key, sep, value = override.partition("=")
+        if not sep:
+            raise ConfigError(override, "an override reads key.path=value")
+        _set(tree, key.strip().split("."), value)
+    _refuse_unknown(Config, tree, "")
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise ConfigError(path.strip("`.") or "(top)", message) from None
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Refuse combinations that cannot run. Raises InvalidValue."""
+    spec, pools = config.speculation, config.pools
+    if pools.decode.replicas < 1:
+        raise InvalidValue("pools.decode.replicas", pools.decode.replicas, "at least 1")
+    if spec.policy not in spec.allowed_policies:
+        raise InvalidValue("speculation.policy", spec.policy, f"one of allowed_policies {list(spec.allowed_policies)}")
+    if spec.drafter == "standalone" and not spec.draft_model:
+        raise InvalidValue("speculation.draft_model", None, "a model for the drafter `standalone`")
+    if spec.drafter == "none" and spec.policy != "ar":
+        raise InvalidValue("speculation.drafter", "none", f"a drafter for policy {spec.policy} (ngram needs no model)")
+    if spec.placement == "pool" and spec.drafter != "none" and spec.policy != "ar" and pools.draft.replicas < 1:
+        raise InvalidValue("pools.draft.replicas", 0, "at least 1, or speculation.placement=local")
+    if spec.ngram.min_n > spec.ngram.max_n:
+        raise InvalidValue("speculation.ngram.min_n", spec.ngram.min_n, f"at most max_n ({spec.ngram.max_n})")
+    need = spec.num_speculative_tokens or 0
+    if need > config.engine.max_scratch_nodes:
+        raise InvalidValue(
+            "speculation.num_speculative_tokens", need, f"at most engine.max_scratch_nodes ({config.engine.max_scratch_nodes})"
+        )
+    beat = config.coordinator
+    if beat.worker_timeout_s < 2 * beat.heartbeat_s:
+        raise InvalidValue("coordinator.worker_timeout_s", beat.worker_timeout_s, f">= 2 x heartbeat_s ({2 * beat.heartbeat_s})")
+    if config.model.max_model_len is not None and config.engine.num_pages is not None:
+        room = config.engine.num_pages * config.engine.page_size
+        if room < config.model.max_model_len:
+            raise InvalidValue(
+                "engine.num_pages",
+                config.engine.num_pages,
+                f">= {-(-config.model.max_model_len // config.engine.page_size)} to hold one request of max_model_len",
+            )
+
+
+def named() -> list[str]:
+    """Names of the configurations that ship with the package."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    shipped = CONFIGS / f"{source}.yaml"
+    if not path.is_file():
+        if not shipped.is_file():
+            raise ConfigError("config", f"{source!s} is no file and no shipped configuration ({', '.join(named())})")
+        path = shipped
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError("config", f"{path}: not YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError("config", f"{path}: the top level must be a mapping")
+    return tree
+
+
+def _set(tree: dict[str, Any], path: list[str], text: str) -> None:
+    for i, key in enumerate(path[:-1]):
+        child = tree.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise ConfigError(".".join(path[: i + 1]), "is a value, not a section")
+        tree[key] = dict(child)
+        tree = tree[key]
+    try:
+        tree[path[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InvalidValue(".".join(path), text, "a YAML value") from None
+
+
+def _refuse_unknown(kind: type, tree: Any, path: str) -> None:
+    hints = get_type_hints(kind, include_extras=False)
+    if not isinstance(tree, Mapping):
+        raise InvalidValue(path or "(top)", tree, "a mapping")
+    for key, value in tree.items():
+        here = f"{path}.{key}" if path else str(key)
+        if key not in hints:
+            raise UnknownKey(here, _nearest(str(key), path))
+        child = _struct_in(hints[key])
+        if child is not None:
+            _refuse_unknown(child, value, here)
+
+
+def _struct_in(hint: Any) -> type[Struct] | None:
+    for candidate in (hint, *get_args(hint)):
+        if isinstance(candidate, type) and get_origin(candidate) is None and issubclass(candidate, Struct):
+            return candidate
+    return None
+
+
+def _nearest(key: str, path: str) -> list[str]:
+    """Valid key paths that look like `key`: first beside it, then anywhere."""
+    paths = _paths(Config, "")
+    beside = {p.rpartition(".")[2]: p for p in paths if p.rpartition(".")[0] == path}
+    anywhere = {p.rpartition(".")[2]: p for p in paths}
+    for names in (beside, anywhere):
+        close = difflib.get_close_matches(key, names, n=2, cutoff=0.6)
+        if close:
+            return [names[name] for name in close]
+    return []
+
+
+def _paths(kind: type, path: str) -> list[str]:
+    out = []
+    for name, hint in get_type_hints(kind).items():
+        here = f"{path}.{name}" if path else name
+        out.append(here)
+        child = _struct_in(hint)
+        if child is not None:
+            out += _paths(child, here)
+    return out

@@ -1,0 +1,96 @@
+"""What goes into the coordinator's machine and what comes out: values, so that a journal can replay them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from distspec.protocol.messages import (
+    Cancel,
+    Draft,
+    Drafted,
+    Drop,
+    Extend,
+    Fault,
+    Freed,
+    Hello,
+    Lease,
+    Output,
+    Progress,
+    Received,
+    ReceiveKV,
+    Refused,
+    Revoke,
+    Revoked,
+    SendKV,
+    Submit,
+    TransferLost,
+    Verdict,
+)
+
+
+class _Event(Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class WorkerJoined(_Event):
+    """A worker passed the handshake."""
+
+    hello: Hello
+
+
+class WorkerLeft(_Event):
+    """A worker died, froze, left, or its link was reset: all its futures fail, nothing of it is trusted."""
+
+    worker: str
+    incarnation: int
+    reason: str
+
+
+class ClientLeft(_Event):
+    """A client is gone: its requests are aborted."""
+
+    client: str
+
+
+class FromWorker(_Event):
+    worker: str
+    incarnation: int
+    message: Verdict | Progress | Revoked | Freed | Refused | Received | TransferLost | Drafted | Fault
+
+
+class FromClient(_Event):
+    client: str
+    message: Submit | Cancel
+
+
+class Tick(_Event):
+    """Time passed: deadlines are looked at. Sent every heartbeat_s."""
+
+
+class Drain(_Event):
+    """Take no new work to this worker and move what it holds elsewhere (scale-down)."""
+
+    worker: str
+
+
+Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick | Drain
+
+
+class ToWorker(_Event):
+    worker: str
+    message: Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
+
+
+class ToClient(_Event):
+    client: str
+    message: Output
+
+
+class Suspect(_Event):
+    """This worker broke the protocol or missed a deadline: reset its link (a WorkerLeft follows)."""
+
+    worker: str
+    reason: str
+
+
+Command = ToWorker | ToClient | Suspect

@@ -1,0 +1,386 @@
+"""The messages of the channel: who says what to whom.
+
+Everything is a tagged, frozen msgspec Struct, encoded as a MessagePack array. The coordinator is in the
+middle: clients (ingress, drivers) and workers (target, draft) talk to it and never to each other; KV and
+features go from worker to worker by `transfer/`, never through here.
+
+`request` is the coordinator's short number of a request (unique within a term). `epoch` grows whenever all
+speculative work of a request became void. `task` is a future's number, unique within a term. Node ids are
+never reused within a request. Links are first-in, first-out: a worker handles the messages of one request in
+the order they were sent, so the coordinator knows at sending time what the worker will hold.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+PROTOCOL_VERSION = 1
+ROOT = -1
+"""Parent of a node that hangs on the last committed token; node id of that token in verdicts."""
+
+
+class _Message(Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    pass
+
+
+class _Value(Struct, frozen=True, array_like=True, kw_only=True):
+    pass
+
+
+# -- what a request asks for ------------------------------------------------------------------
+
+
+class SamplingParams(_Value):
+    """How tokens are drawn. Resolved: the seed is set, stop ids include the model's own.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. choice is the index of n > 1.
+    max_tokens counts all output tokens of the stream, also those resubmitted after a failure.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    choice: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class SpeculationChoice(_Value):
+    """What a request may choose for itself; None leaves the server's default."""
+
+    policy: str | None = None
+    num_speculative_tokens: int | None = None
+
+
+class Usage(_Value):
+    """What a request cost and how speculation went; times in seconds of the coordinator's clock.
+
+    rounds: verdicts that committed something. drafted, accepted: nodes judged on the committed path's
+    rounds, and those kept. position_drafted[i], position_accepted[i]: the same by depth in the round.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    position_drafted: tuple[int, ...] = ()
+    position_accepted: tuple[int, ...] = ()
+    policy: str = ""
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+# -- client <-> coordinator ------------------------------------------------------------------
+
+
+class ClientHello(_Message):
+    """A client joins; `version` must be PROTOCOL_VERSION."""
+
+    client: str
+    version: int
+
+
+class ClientWelcome(_Message):
+    term: int
+    heartbeat_s: float
+
+
+class Submit(_Message):
+    """A request, or the rest of one whose coordinator died: `emitted` are its committed tokens so far."""
+
+    key: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    emitted: tuple[int, ...] = ()
+    speculation: SpeculationChoice = SpeculationChoice()
+
+
+class Cancel(_Message):
+    key: str
+
+
+class Output(_Message):
+    """Tokens start .. start+len(tokens) of the stream. A finish_reason makes it the terminal message.
+
+    finish_reason: "stop" | "length" | "abort" | "error". error: (code, message, field).
+    """
+
+    key: str
+    start: int
+    tokens: tuple[int, ...]
+    finish_reason: str | None = None
+    error: tuple[str, str, str | None] | None = None
+    usage: Usage | None = None
+
+
+# -- worker <-> coordinator: joining -----------------------------------------------------------
+
+
+class Hello(_Message):
+    """A worker joins. fingerprint: what must agree in a fleet, by name (version, model, dtype, pages...).
+
+    role: prefill | decode | verify | draft. slots: requests it can hold. capacity: KV tokens.
+    step_cost[i]: measured time of a decode step of 2**i rows, in units of one row (empty: not measured).
+    drafts: it can draft (a draft worker, or a target with a local drafter).
+    """
+
+    worker: str
+    role: str
+    incarnation: int
+    fingerprint: dict[str, str]
+    slots: int
+    capacity: int
+    page_size: int
+    max_model_len: int
+    vocab_size: int
+    step_cost: tuple[float, ...] = ()
+    drafts: bool = False
+    node: str = ""
+
+
+class Welcome(_Message):
+    term: int
+    heartbeat_s: float
+    lease_s: float
+
+
+class Refuse(_Message):
+    """The coordinator does not take this peer; reason names what differs."""
+
+    reason: str
+
+
+class Heartbeat(_Message):
+    """Either way, every heartbeat_s; the coordinator's renews the worker's fleet lease."""
+
+    busy: bool = False
+
+
+# -- coordinator -> target worker -----------------------------------------------------------
+
+
+class Node(_Value):
+    """One speculated token: parent is a node id, or ROOT."""
+
+    id: int
+    parent: int
+    token: int
+
+
+class Extend(_Message):
+    """Compute committed tokens and judge nodes: prefill, decode and verification alike.
+
+    In order: keep the nodes in `commit` (they became committed, oldest first), free those in `drop`,
+    append `tokens` at position `start` (which must then be the committed length), add `nodes` below.
+    Answered by one Verdict with the outcome after the last committed token (node ROOT) and after each
+    node, or by Refused. params come with the first Extend or Lease of a request on this worker.
+    ROOT's outcome is only there if `tokens` is not empty.
+    """
+
+    request: int
+    epoch: int
+    task: int
+    start: int
+    tokens: tuple[int, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    commit: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    params: SamplingParams | None = None
+
+
+class Lease(_Message):
+    """Run rounds on your own from here (local drafter), and stream Progress until the request ends.
+
+    Committed work as in Extend; never carries nodes. `emitted` of the committed tokens are output.
+    num_speculative_tokens 0 is plain decoding. prompt tokens before `start` come in `history` (the drafter
+    wants them when KV was transferred).
+    """
+
+    request: int
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    commit: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    history: tuple[int, ...] = ()
+    emitted: int = 0
+    num_speculative_tokens: int = 0
+    params: SamplingParams | None = None
+
+
+class Revoke(_Message):
+    """End the lease; answered by Revoked after the rounds in flight have drained."""
+
+    request: int
+    epoch: int
+
+
+class Drop(_Message):
+    """Forget a request: abort what runs, close its tickets, free its pages. Answered by Freed."""
+
+    request: int
+    epoch: int
+
+
+class SendKV(_Message):
+    """Send KV of committed positions [start, start+length) to `peer` under this ticket."""
+
+    request: int
+    epoch: int
+    ticket: int
+    peer: str
+    peer_incarnation: int
+    start: int
+    length: int
+
+
+class ReceiveKV(_Message):
+    """Reserve pages and receive under this ticket; answered by Received or TransferLost.
+
+    tokens are the committed tokens [0, start+length): the worker's books and prefix cache need them.
+    """
+
+    request: int
+    epoch: int
+    ticket: int
+    peer: str
+    peer_incarnation: int
+    start: int
+    length: int
+    tokens: tuple[int, ...]
+    params: SamplingParams
+
+
+# -- target worker -> coordinator ---------------------------------------------------------------
+
+
+class Verdict(_Message):
+    """Outcomes of one Extend, as (node id, token) pairs. span: wall clock start and end of its steps.
+
+    cached: committed tokens that the prefix cache already held.
+    """
+
+    request: int
+    epoch: int
+    task: int
+    outcomes: tuple[tuple[int, int], ...]
+    cached: int = 0
+    span: tuple[float, float] = (0.0, 0.0)
+
+
+class Progress(_Message):
+    """Committed tokens of a leased request, at output positions start .. (gap-free, in order).
+
+    accepted[i], drafted[i]: of the i-th round in this message. ended: the lease ended by stop or length.
+    """
+
+    request: int
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    ended: str | None = None
+    span: tuple[float, float] = (0.0, 0.0)
+
+
+class Revoked(_Message):
+    """The lease is over; the stream's output length is final. computed: committed KV length held."""
+
+    request: int
+    epoch: int
+    length: int
+    computed: int
+
+
+class Freed(_Message):
+    """Nothing of this request is left here; its credit returns."""
+
+    request: int
+    epoch: int
+
+
+class Refused(_Message):
+    """The request was given up here for want of pages or slots, and everything of it freed.
+
+    task: the future that ends with it, if any. Doubles as Freed.
+    """
+
+    request: int
+    epoch: int
+    reason: str
+    task: int | None = None
+
+
+class Received(_Message):
+    request: int
+    epoch: int
+    ticket: int
+    span: tuple[float, float] = (0.0, 0.0)
+
+
+class TransferLost(_Message):
+    """A ticket failed on this side; the receiver has freed what it had reserved for the request."""
+
+    request: int
+    epoch: int
+    ticket: int
+    reason: str
+
+
+# -- coordinator <-> draft worker ----------------------------------------------------------------
+
+
+class Draft(_Message):
+    """Cut your sequence of this request to `keep` tokens, append `tokens`, then propose `count` more.
+
+    The sequence is committed tokens followed by the path that is drafted upon. params as in Extend.
+    """
+
+    request: int
+    epoch: int
+    task: int
+    keep: int
+    tokens: tuple[int, ...]
+    count: int
+    params: SamplingParams | None = None
+
+
+class Drafted(_Message):
+    """A tree of at most `count` nodes below the end of the sequence: parents[i] < i, or ROOT."""
+
+    request: int
+    epoch: int
+    task: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    span: tuple[float, float] = (0.0, 0.0)
+
+
+class Fault(_Message):
+    """Something broke in a worker that goes on: logged and counted by the coordinator."""
+
+    reason: str
+
+
+ToWorker = Welcome | Refuse | Heartbeat | Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
+FromWorker = (
+    Hello | Heartbeat | Verdict | Progress | Revoked | Freed | Refused | Received | TransferLost | Drafted | Fault
+)
+ToClient = ClientWelcome | Refuse | Heartbeat | Output
+FromClient = ClientHello | Heartbeat | Submit | Cancel
+Message = ToWorker | FromWorker | ToClient | FromClient
+
+
+def finish_reason(params: SamplingParams, emitted: int, token: int) -> str | None:
+    """Why the stream ends with `token`, the emitted-th output token (counted from 1), or None.
+
+    The one rule of the coordinator and of leased rounds alike.
+    """
+    if token in params.stop_token_ids:
+        return "stop"
+    return "length" if emitted >= params.max_tokens else None
