@@ -1,0 +1,82 @@
+"""What every test shares: the marker `needs` and nothing else.
+
+`@pytest.mark.needs("curl", "gpu")` names what a test cannot do without. Where it is missing the test is
+skipped and says so; where the environment's REQUIRE names it (as .ci/run does), it fails instead, so that a
+green run there means that the test ran.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _gpus(count: int) -> str | None:
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return None if found >= count else f"{count} CUDA device(s) needed, {found} found"
+
+
+def _model() -> str | None:
+    from distspec.errors import ModelNotFound
+    from distspec.models import model_folder
+
+    try:
+        model_folder("smollm2-135m")
+    except ModelNotFound as error:
+        return str(error)
+    return None
+
+
+def _linux() -> str | None:
+    return None if sys.platform == "linux" else f"Linux needed, this is {sys.platform}"
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "root needed"
+
+
+PROBES: dict[str, Callable[[], str | None]] = {
+    "gpu": lambda: _gpus(1),
+    "gpu2": lambda: _gpus(2),
+    "linux": _linux,
+    "model": _model,
+    "root": _root,
+}
+
+
+@cache
+def missing(name: str) -> str | None:
+    """Why `name` is missing here, or None. A name without a probe of its own is a program on the PATH."""
+    probe = PROBES.get(name)
+    if probe is not None:
+        return probe()
+    return None if shutil.which(name) else f"{name} is not on the PATH"
+
+
+def required() -> set[str]:
+    return set(os.environ.get("REQUIRE", "").split())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*names): skipped with its reason where one of them is missing")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            reason = missing(name)
+            if reason is None:
+                continue
+            if name in required():
+                pytest.fail(f"REQUIRE names {name}: {reason}", pytrace=False)
+            pytest.skip(reason)
