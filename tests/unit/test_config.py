@@ -130,16 +130,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_valid_name(override: str, pa
     assert nearest in str(caught.value)
 
 
-@given(st.sampled_from(LEAVES), st.data())
-def test_a_slip_of_one_letter_is_told_the_key_that_was_meant(path: str, data: st.DataObject) -> None:
+@pytest.mark.parametrize("path", [path for path in LEAVES if len(path.rpartition(".")[2]) >= 4])
+def test_a_slip_of_any_one_letter_is_told_the_key_that_was_meant(path: str) -> None:
     parent, _, key = path.rpartition(".")
-    slip = data.draw(st.integers(0, len(key) - 1))
-    wrong = key[:slip] + "q" + key[slip + 1 :]
-    if len(key) < 4:
-        return  # in so short a name one letter is too large a part of it to guess from
-    with pytest.raises(UnknownKey, match="did you mean") as caught:
-        load("local", [f"{parent}.{wrong}=1" if parent else f"{wrong}=1"])
-    assert path in str(caught.value)
+    for slip in range(len(key)):
+        wrong = key[:slip] + "0" + key[slip + 1 :]
+        with pytest.raises(UnknownKey, match="did you mean") as caught:
+            load({}, [f"{parent}.{wrong}=1" if parent else f"{wrong}=1"])
+        assert path in str(caught.value)
 
 
 @given(st.text(min_size=1, max_size=20).filter(lambda key: "." not in key and "=" not in key))
