@@ -1,0 +1,191 @@
+"""Checkpoint folders: tensors in safetensors files, mapped into memory; config.json beside them.
+
+Knows the file format and how to get a model's parameters out of one or many files without a second copy. Does
+not know where a folder came from, nor what a model computes.
+
+The format (8 bytes of header length, a JSON header, raw tensors) is read here rather than by the safetensors
+package, because a parameter of ours is often several tensors of the file. Where these lie one behind the
+other, as in every folder that `save_pretrained` writes, the parameter is a view of the mapped file: loading
+takes no time and no memory, and the workers of a host share one copy in the page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distspec.errors import ConfigError, ModelNotFound
+from distspec.models.config import ModelConfig
+from distspec.models.llama import Llama, Parts, parameters
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_ALIGNMENT = 64
+_SAMPLE_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a mapped file: bytes begin .. end of `file`, a uint8 tensor over all of it."""
+
+    file: Tensor
+    begin: int
+    end: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def view(self) -> Tensor:
+        """The tensor, read-only by convention, without a copy unless the file is misaligned."""
+        return _typed(self.file[self.begin : self.end], self.dtype).view(self.shape)
+
+
+class Checkpoint:
+    """The tensors of a folder, by name. Raises ModelNotFound without weights, ConfigError for broken files."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.tensors: dict[str, Stored] = {}
+        for path in weight_files(self.folder):
+            self.tensors |= _map(path)
+
+    def parameter(self, parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The rows of `parts` one below the other. Raises ConfigError if one is missing or misshapen."""
+        stored = [self._stored(name, shape) for name, shape in parts.items()]
+        shape = (sum(part.shape[0] for part in stored), *stored[0].shape[1:])
+        if device.type == "cpu" and all(part.dtype == dtype for part in stored) and _adjacent(stored):
+            return _typed(stored[0].file[stored[0].begin : stored[-1].end], dtype).view(shape)
+        whole = torch.empty(shape, dtype=dtype, device=device)
+        for rows, part in zip(torch.split(whole, [part.shape[0] for part in stored]), stored, strict=True):
+            rows.copy_(part.view())
+        return whole
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Stored:
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise ConfigError("model.name", f"{self.folder}: tensor {name} is missing")
+        if stored.shape != shape:
+            raise ConfigError("model.name", f"{self.folder}: tensor {name} is {stored.shape}, config.json says {shape}")
+        return stored
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder. Raises ModelNotFound if there are none or one of them is absent."""
+    index = folder / INDEX
+    if index.is_file():
+        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    else:
+        files = [folder / SINGLE]
+    absent = [str(path) for path in files if not path.is_file()]
+    if absent:
+        raise ModelNotFound(str(folder), absent)
+    return files
+
+
+def load_folder(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Llama:
+    """The model in a folder, each parameter brought straight to its dtype and device."""
+    config = ModelConfig.from_pretrained(folder)
+    checkpoint = Checkpoint(folder)
+    weights = {name: checkpoint.parameter(parts, dtype, device) for name, parts in parameters(config).items()}
+    return Llama(config, weights)
+
+
+def save_pretrained(model: Llama, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write a folder that this package and transformers both read; tokenizer: a transformers tokenizer."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, parts in parameters(model.config).items():
+        rows = [shape[0] for shape in parts.values()]
+        tensors |= zip(parts, torch.split(model.weights[name], rows), strict=True)
+    write_folder(folder, model.config, tensors)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """config.json and model.safetensors, tensors in the order in which parameters are made of them."""
+    order = [name for parts in parameters(config).values() for name in parts]
+    dtype = str(tensors[order[0]].dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config.to_tree() | {"dtype": dtype}, indent=2) + "\n")
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order:
+        tensor = tensors[name]
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    with open(folder / SINGLE, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(tensors[name].cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def fingerprint(folder: str | Path) -> str:
+    """16 hex digits that name the weights: the same on every host, whatever the files are called or cut into.
+
+    Hashes the configuration, every tensor's name, dtype and shape, and a sample of its bytes, so that two
+    fine-tunes of one model differ; reading it takes milliseconds.
+    """
+    digest = hashlib.sha256(repr(ModelConfig.from_pretrained(folder)).encode())
+    for name, stored in sorted(Checkpoint(folder).tensors.items()):
+        digest.update(f"{name} {NAMES[stored.dtype]} {stored.shape}".encode())
+        middle = (stored.begin + stored.end) // 2
+        for begin in (stored.begin, middle):
+            sample = stored.file[begin : min(begin + _SAMPLE_BYTES, stored.end)]
+            digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _map(path: Path) -> dict[str, Stored]:
+    size = path.stat().st_size
+    try:
+        return dict(_entries(path, size))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError("model.name", f"{path}: no whole safetensors file: {error}") from None
+
+
+def _entries(path: Path, size: int) -> Iterator[tuple[str, Stored]]:
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= size - 8:
+            raise ValueError(f"header of {length} bytes in a file of {size}")
+        header = json.loads(file.read(length))
+    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{name} is {entry['dtype']}, supported: {', '.join(DTYPES)}")
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        if end > size or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} lies outside the file or does not fill its shape")
+        yield name, Stored(mapped, begin, end, dtype, shape)
+
+
+def _adjacent(stored: list[Stored]) -> bool:
+    return all(a.file is b.file and a.end == b.begin for a, b in itertools.pairwise(stored))
+
+
+def _typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers; a view needs them aligned."""
+    return (raw if raw.data_ptr() % dtype.itemsize == 0 else raw.clone()).view(dtype)

@@ -1,0 +1,196 @@
+"""What a checkpoint's config.json says about a decoder of the Llama family.
+
+Knows Hugging Face's key names, old and new, and which variants the code can compute. Does not know tensors,
+devices, or where a checkpoint came from. A variant that would be computed wrongly is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distspec.errors import ConfigError, ModelNotFound
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched. kind `linear` uses factor only; `llama3` uses all fields.
+
+    original_max_position: the context in tokens that the model was first trained with.
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of a decoder. Heads and sizes are of the whole model, max_position counts tokens."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    model_type: str = "llama"
+    rms_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    attention_bias: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def output_bias(self) -> bool:
+        """The attention output projection has a bias (Qwen2 has one on q, k and v only)."""
+        return self.attention_bias and self.model_type != "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Query and key heads are RMS-normalised before rotary."""
+        return self.model_type == "qwen3"
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> ModelConfig:
+        """The configuration of a checkpoint folder.
+
+        Raises ModelNotFound without a config.json, ConfigError for what this code cannot compute.
+        """
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise ModelNotFound(str(folder), [str(path)])
+        tree = _read(path)
+        _refuse_unsupported(path, tree)
+        try:
+            return cls._of(tree, _eos(tree) | _eos(_read(path.with_name("generation_config.json"))))
+        except KeyError as key:
+            raise ConfigError("model.name", f"{path}: key {key} is missing") from None
+
+    @classmethod
+    def _of(cls, tree: dict[str, Any], eos: set[int]) -> ModelConfig:
+        rope = _rope(tree)
+        heads, hidden, kind = tree["num_attention_heads"], tree["hidden_size"], tree["model_type"]
+        return cls(
+            num_layers=tree["num_hidden_layers"],
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=tree.get("num_key_value_heads") or heads,
+            head_dim=tree.get("head_dim") or hidden // heads,
+            intermediate_size=tree["intermediate_size"],
+            vocab_size=tree["vocab_size"],
+            max_position=tree["max_position_embeddings"],
+            model_type=kind,
+            rms_eps=tree.get("rms_norm_eps", 1e-6),
+            rope_theta=float(rope.get("rope_theta") or tree.get("rope_theta") or 10000.0),
+            rope_scaling=_scaling(rope),
+            tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
+            attention_bias=bool(tree.get("attention_bias", kind == "qwen2")),
+            eos_token_ids=tuple(sorted(eos)),
+        )
+
+    def to_tree(self) -> dict[str, Any]:
+        """The same as a config.json that transformers reads too."""
+        tree: dict[str, Any] = {
+            "architectures": [ARCHITECTURES[self.model_type]],
+            "model_type": self.model_type,
+            "num_hidden_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_position,
+            "rms_norm_eps": self.rms_eps,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tie_embeddings,
+            "attention_bias": self.attention_bias,
+            "hidden_act": "silu",
+        }
+        if self.model_type == "mistral":
+            tree["sliding_window"] = None
+        if self.eos_token_ids:
+            tree["eos_token_id"] = list(self.eos_token_ids)
+        if scaling := self.rope_scaling:
+            tree["rope_scaling"] = {
+                "rope_type": scaling.kind,
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+            }
+        return tree
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError("model.name", f"{path}: not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError("model.name", f"{path}: the top level must be an object")
+    return tree
+
+
+def _eos(tree: dict[str, Any]) -> set[int]:
+    ids = tree.get("eos_token_id")
+    return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
+
+
+def _rope(tree: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters: one dict since transformers 5, a scaling dict beside rope_theta before."""
+    return tree.get("rope_parameters") or tree.get("rope_scaling") or {}
+
+
+def _rope_kind(rope: dict[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+def _scaling(rope: dict[str, Any]) -> RopeScaling | None:
+    kind = _rope_kind(rope)
+    if kind == "default":
+        return None
+    return RopeScaling(
+        kind=kind,
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+        original_max_position=int(rope.get("original_max_position_embeddings", 8192)),
+    )
+
+
+def _refuse_unsupported(path: Path, tree: dict[str, Any]) -> None:
+    windowed = tree.get("sliding_window") and tree.get("use_sliding_window", tree.get("model_type") == "mistral")
+    found = {
+        "model_type": (tree.get("model_type"), tuple(ARCHITECTURES)),
+        "hidden_act": (tree.get("hidden_act", "silu"), ("silu",)),
+        "rope_type": (_rope_kind(_rope(tree)), ("default", "linear", "llama3")),
+        "partial_rotary_factor": (
+            _rope(tree).get("partial_rotary_factor", tree.get("partial_rotary_factor", 1.0)),
+            (1.0,),
+        ),
+        "mlp_bias": (bool(tree.get("mlp_bias", False)), (False,)),
+        "sliding_window": (tree["sliding_window"] if windowed else None, (None,)),
+        "quantization_config": (tree.get("quantization_config"), (None,)),
+    }
+    for key, (value, supported) in found.items():
+        if value not in supported:
+            options = " or ".join(map(str, supported))
+            raise ConfigError("model.name", f"{path}: {key} {value!r} is not supported; supported: {options}")

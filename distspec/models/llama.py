@@ -1,0 +1,179 @@
+"""The Llama family: Llama, Mistral without a window, Qwen2, Qwen3.
+
+Knows the arithmetic of one forward and how checkpoint tensors make up its matrices. Does not know files,
+pages, sequences, or how attention is computed: `attend` does that. Matrices that read the same input are one
+(q, k, v; gate and up), since at a handful of rows a step is bound by the number of operations on a GPU and by
+their overhead on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distspec.models.base import Attend
+from distspec.models.config import ModelConfig, RopeScaling
+
+Parts = dict[str, tuple[int, ...]]
+"""Checkpoint tensors, by name, whose rows one below the other make one parameter, with their shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Parameters of one layer; None where the architecture has none. Matrices are [out, in]."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+def parameters(config: ModelConfig) -> dict[str, Parts]:
+    """Every parameter of the model and the checkpoint tensors it is made of, in Hugging Face's names."""
+    hidden = config.hidden_size
+    table: dict[str, Parts] = {"embedding": {"model.embed_tokens.weight": (config.vocab_size, hidden)}}
+    for i in range(config.num_layers):
+        table |= {f"layers.{i}.{name}": parts for name, parts in _layer_parts(config, f"model.layers.{i}").items()}
+    table["norm"] = {"model.norm.weight": (hidden,)}
+    if not config.tie_embeddings:
+        table["head"] = {"lm_head.weight": (config.vocab_size, hidden)}
+    return table
+
+
+def _layer_parts(config: ModelConfig, at: str) -> dict[str, Parts]:
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    rows = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
+    table: dict[str, Parts] = {
+        "attention_norm": {f"{at}.input_layernorm.weight": (hidden,)},
+        "qkv": {f"{at}.self_attn.{x}_proj.weight": (count, hidden) for x, count in rows.items()},
+        "output": {f"{at}.self_attn.o_proj.weight": (hidden, rows["q"])},
+        "mlp_norm": {f"{at}.post_attention_layernorm.weight": (hidden,)},
+        "gate_up": {f"{at}.mlp.{x}_proj.weight": (inner, hidden) for x in ("gate", "up")},
+        "down": {f"{at}.mlp.down_proj.weight": (hidden, inner)},
+    }
+    if config.attention_bias:
+        table["qkv_bias"] = {f"{at}.self_attn.{x}_proj.bias": (count,) for x, count in rows.items()}
+    if config.output_bias:
+        table["output_bias"] = {f"{at}.self_attn.o_proj.bias": (hidden,)}
+    if config.qk_norm:
+        table["query_norm"] = {f"{at}.self_attn.q_norm.weight": (dim,)}
+        table["key_norm"] = {f"{at}.self_attn.k_norm.weight": (dim,)}
+    return table
+
+
+class Llama:
+    """A model whose parameters are given; see `parameters` for their names and shapes.
+
+    All parameters share one dtype and device. Nothing in here is ever written to.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self.weights = dict(weights)
+        self.embedding = weights["embedding"]
+        self.norm = weights["norm"]
+        self.head = self.embedding if config.tie_embeddings else weights["head"]
+        self.layers = [_layer(config, weights, i) for i in range(config.num_layers)]
+        self.rope = rope_table(config).to(self.head.device, self.head.dtype)
+        # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
+        self._head = self.head.float() if self.head.device.type == "cpu" else self.head
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""
+        x = F.embedding(tokens, self.embedding)
+        cos, sin = self.rope[:, positions].unsqueeze(2)  # [rows, 1, head_dim] each
+        for i, layer in enumerate(self.layers):
+            q, k, v = self._qkv(layer, self._rms(x, layer.attention_norm), cos, sin)
+            x = x + F.linear(attend(i, q, k, v), layer.output, layer.output_bias)
+            gate, up = F.linear(self._rms(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return self._rms(x, self.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size], accumulated and kept in float32.
+
+        Rounding logits to half precision makes ties, which would decide tokens.
+        """
+        if hidden.is_cuda and hidden.dtype != torch.float32:
+            return torch.mm(hidden, self._head.t(), out_dtype=torch.float32)
+        return F.linear(hidden.float(), self._head)
+
+    def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        heads, turned = config.num_heads, config.num_heads + config.num_kv_heads
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        qk = qkv[:, :turned]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            qk = torch.cat((self._rms(qk[:, :heads], layer.query_norm), self._rms(qk[:, heads:], layer.key_norm)), 1)
+        # (a, b) -> (a cos - b sin, b cos + a sin): the minus is in the table, so a roll swaps the halves.
+        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin)
+        return qk[:, :heads], qk[:, heads:], qkv[:, turned:]
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_eps)
+
+
+def _layer(config: ModelConfig, weights: Mapping[str, Tensor], index: int) -> Layer:
+    return Layer(**{name: weights[f"layers.{index}.{name}"] for name in _layer_parts(config, "")})
+
+
+def rope_table(config: ModelConfig) -> Tensor:
+    """Cosines and signed sines of every position: float32 [2, max_position, head_dim].
+
+    The sine of the first half of a head is negated. Frequencies are computed in float32 as transformers does,
+    since checkpoints were trained with that rounding.
+    """
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequency = 1.0 / config.rope_theta**exponent
+    if config.rope_scaling is not None:
+        frequency = _scaled(frequency, config.rope_scaling)
+    angle = torch.arange(config.max_position, dtype=torch.float32)[:, None] * frequency
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+
+
+def _scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Long wavelengths are stretched by `factor`, short ones kept, and between them interpolated (Llama 3.1)."""
+    slow = frequency / scaling.factor
+    if scaling.kind == "linear":
+        return slow
+    turns = scaling.original_max_position * frequency / (2 * math.pi)  # full turns within the first context
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = share.clamp(0, 1)
+    return (1 - share) * slow + share * frequency
+
+
+def random_model(config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device) -> Llama:
+    """A model with random weights, a function of config and seed alone, scaled so that logits differ visibly."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            noise = 0.1 * noise + name.endswith("norm.weight")
+        elif "embed_tokens" not in name:
+            noise = noise / math.sqrt(shape[1])
+        return noise.to(dtype)
+
+    weights = {
+        name: torch.cat([draw(part, shape) for part, shape in parts.items()]).to(device)
+        for name, parts in parameters(config).items()
+    }
+    return Llama(config, weights)
+
+
+def prefix_layers(model: Llama, n: int) -> Llama:
+    """The first n layers with the final norm and head, sharing weights: a weak drafter for tests."""
+    config = replace(model.config, num_layers=n)
+    return Llama(config, {name: model.weights[name] for name in parameters(config)})

@@ -1,0 +1,71 @@
+"""From a model's name to its folder, weights and tokenizer.
+
+Knows the three kinds of name: the default model, a local folder, a hub id. Does not know what is inside a
+folder beyond which files to ask the hub for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distspec.errors import ModelNotFound
+from distspec.models import smollm2
+from distspec.models.checkpoint import load_folder, weight_files
+from distspec.models.llama import Llama
+from distspec.models.tokenizer import load_tokenizer_folder
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors"]
+
+
+def model_folder(name: str) -> Path:
+    """The local folder of a model: `smollm2-135m`, a folder, or a hub id; fetched first where need be.
+
+    A hub model that is already in the hub's cache is used without asking the network.
+    Raises ModelNotFound that says where was looked.
+    """
+    if name == smollm2.NAME:
+        return smollm2.folder()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFound(name, [str(folder / "config.json")])
+        weight_files(folder)
+        return folder
+    looked = [f"the default model ({smollm2.NAME})", f"folder {folder.absolute()}"]
+    if not _HUB_ID.fullmatch(name):
+        raise ModelNotFound(name, [*looked, "not a hub id (owner/name)"])
+    return _hub_folder(name, looked)
+
+
+def load_model(name: str, *, dtype: torch.dtype, device: torch.device) -> Llama:
+    """The model of that name, every parameter straight on its device and in its dtype.
+
+    On a CPU and in the dtype that is stored, weights are views of the mapped files where these lie in order.
+    Raises ModelNotFound, or ConfigError for an architecture or a file that cannot be used.
+    """
+    return load_folder(model_folder(name), dtype=dtype, device=device)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The transformers PreTrainedTokenizerFast of that model. Raises ModelNotFound."""
+    return load_tokenizer_folder(model_folder(name))
+
+
+def _hub_folder(name: str, looked: list[str]) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    for offline in (True, False):
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=offline))
+            weight_files(folder)
+        except (OSError, ValueError, ModelNotFound) as error:
+            place = f"hub cache {constants.HF_HUB_CACHE}" if offline else f"hub {constants.ENDPOINT}"
+            looked.append(f"{place}: {' '.join(str(error).split())[:200]}")
+        else:
+            return folder
+    raise ModelNotFound(name, looked)

@@ -1,0 +1,66 @@
+"""Tokenizers: loading one from a checkpoint folder, and whether two models share a vocabulary.
+
+Knows transformers' tokenizer files. Does not know models' weights, chats or requests.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from distspec.errors import ConfigError, ModelNotFound
+from distspec.models.config import ModelConfig
+
+TOKENIZER = "tokenizer.json"
+
+
+def load_tokenizer_folder(folder: Path) -> Any:
+    """A transformers PreTrainedTokenizerFast with chat template and end token, exactly as tokenizer.json says.
+
+    AutoTokenizer is not used: it may rebuild the tokenizer from its class and lose steps of the file.
+    Raises ModelNotFound without a tokenizer.json.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / TOKENIZER).is_file():
+        raise ModelNotFound(str(folder), [str(folder / TOKENIZER)])
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def same_vocabulary(target: Path, drafter: Path) -> None:
+    """Refuse a drafter whose token ids mean something else to the target. Both are checkpoint folders.
+
+    Embeddings may be padded to different sizes, as long as the target has a row for each id that the drafter
+    can propose. Raises ConfigError that names what differs.
+    """
+    sizes = [ModelConfig.from_pretrained(folder).vocab_size for folder in (target, drafter)]
+    vocabularies = [_vocabulary(folder) for folder in (target, drafter)]
+    ours, theirs = vocabularies
+    if sizes[1] > sizes[0]:
+        raise _mismatch(drafter, f"{sizes[1]} token ids, the target has {sizes[0]}")
+    if ours is None and theirs is None and sizes[0] == sizes[1]:
+        return
+    if ours is None or theirs is None:
+        without = target if ours is None else drafter
+        raise _mismatch(drafter, f"no {TOKENIZER} in {without}, so that ids cannot be compared")
+    if ours != theirs:
+        token, id = min(set(ours.items()) ^ set(theirs.items()), key=lambda item: item[1])
+        raise _mismatch(drafter, f"token {token!r} is {theirs.get(token)}, the target has {ours.get(token)} (id {id})")
+
+
+def _mismatch(drafter: Path, what: str) -> ConfigError:
+    return ConfigError("speculation.draft_model", f"{drafter} does not share the target's vocabulary: {what}")
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    """Token to id, added tokens included, or None without a tokenizer.json."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return None
+    tree = json.loads(path.read_text())
+    stored = tree["model"]["vocab"]
+    if isinstance(stored, list):  # unigram: [token, score] in the order of ids
+        stored = {token: id for id, (token, _) in enumerate(stored)}
+    vocabulary: dict[str, int] = stored
+    return vocabulary | {added["content"]: added["id"] for added in tree.get("added_tokens", ())}
