@@ -13,6 +13,7 @@
     |- ProtocolError           a peer broke the rules of the channel
     |  |- BadMessage
     |  |- HandshakeRefused     names what differs
+    |  |- LinkLost             a link ended; its peer comes back as a new incarnation
     |  `- IllegalTransition    nothing was changed
     |- OutOfPages              nothing was allocated
     |- OutOfSlots              nothing was allocated
@@ -127,6 +128,14 @@ class HandshakeRefused(ProtocolError):
         parts = ", ".join(f"{key}: fleet has {want}, {peer} has {got}" for key, (want, got) in differs.items())
         super().__init__(f"{peer} refused: {parts}")
         self.differs = differs
+
+
+class LinkLost(ProtocolError):
+    """A link ended. refused: it never began, because the other side would not have this peer."""
+
+    def __init__(self, reason: str, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 class IllegalTransition(ProtocolError):

@@ -1,0 +1,72 @@
+"""Frames: a header and a batch of messages, as MessagePack.
+
+Knows bytes and types. Does not know sockets, peers or what a message means. The header is decoded first and
+its layout never changes, so that a peer of another version is refused by name and a stale frame costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw, Struct
+
+from distspec.errors import BadMessage
+from distspec.protocol.messages import PROTOCOL_VERSION, Message
+
+
+class Head(Struct, frozen=True, array_like=True, kw_only=True):
+    """What stands before the messages of a frame.
+
+    term: the coordinator life that this frame belongs to. incarnation: the peer's life. sequence: counts the
+    frames of one link in one direction from 1; 0 marks a frame outside any link (it may only refuse).
+    """
+
+    version: int
+    term: int
+    incarnation: int
+    sequence: int
+
+
+class _Frame(Struct, frozen=True, array_like=True, kw_only=True):
+    version: int
+    term: int
+    incarnation: int
+    sequence: int
+    messages: Raw
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frames = msgspec.msgpack.Decoder(_Frame)
+_messages = msgspec.msgpack.Decoder(list[Message])
+
+
+def encode(messages: Sequence[Message], *, term: int, incarnation: int, sequence: int) -> bytes:
+    """One frame. Raises BadMessage for a number that MessagePack cannot hold (beyond 64 bits)."""
+    try:
+        body = Raw(_encoder.encode(messages))
+        return _encoder.encode(
+            _Frame(version=PROTOCOL_VERSION, term=term, incarnation=incarnation, sequence=sequence, messages=body)
+        )
+    except (OverflowError, TypeError) as error:
+        raise BadMessage(str(error)) from None
+
+
+def decode_head(data: bytes) -> tuple[Head, Raw]:
+    """Header of a frame and its messages, still encoded. Raises BadMessage, also for another version."""
+    try:
+        frame = _frames.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"no frame: {error}") from None
+    if frame.version != PROTOCOL_VERSION:
+        raise BadMessage(f"protocol version {frame.version}, here {PROTOCOL_VERSION}")
+    head = Head(version=frame.version, term=frame.term, incarnation=frame.incarnation, sequence=frame.sequence)
+    return head, frame.messages
+
+
+def decode_messages(body: Raw) -> list[Message]:
+    """The messages of a frame. Raises BadMessage."""
+    try:
+        return _messages.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"no message: {error}") from None
