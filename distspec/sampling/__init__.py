@@ -1,0 +1,6 @@
+"""Coupled sampling: the token at a position is a function of logits, parameters and seed."""
+
+from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, draw, process
+from distspec.sampling.noise import gumbel
+
+__all__ = ["GREEDY_BELOW", "SamplingRows", "draw", "gumbel", "process"]

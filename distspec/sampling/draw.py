@@ -1,0 +1,151 @@
+"""From logits to tokens: temperature, truncation, Gumbel-max.
+
+Knows logits and the sampling parameters of each row. Does not know models, requests or nodes: a row is judged
+by itself, so its token depends neither on its neighbours nor on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from distspec.protocol.messages import SamplingParams
+from distspec.sampling.noise import gumbel, signed
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: scaled logits would leave nothing of the noise in float32 anyway."""
+
+_NUCLEUS_GUESS = 1024
+"""A nucleus is nearly always within this many tokens, and finding these is much cheaper than a full sort."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling parameters, one entry per row, on the device of the logits.
+
+    reals: float32 [rows, 3]: temperature, top_p, min_p. integers: int64 [rows, 4]: top_k, seed, choice, and the
+    position of the token to be drawn. The rest is known on the host, so that work nobody asked for is never
+    launched. sampled: rows that are not greedy; max_top_k, any_top_p, any_min_p: over these rows.
+    """
+
+    reals: Tensor
+    integers: Tensor
+    sampled: tuple[int, ...]
+    max_top_k: int
+    any_top_p: bool
+    any_min_p: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> SamplingRows:
+        """One row per entry of `params`, which draws the token at the absolute position beside it."""
+        reals = [(p.temperature, p.top_p, p.min_p) for p in params]
+        integers = [(p.top_k, signed(p.seed), p.choice, at) for p, at in zip(params, positions, strict=True)]
+        sampled = tuple(row for row, p in enumerate(params) if p.temperature >= GREEDY_BELOW)
+        return cls(
+            torch.tensor(reals, dtype=torch.float32).to(device, non_blocking=True),
+            torch.tensor(integers, dtype=torch.int64).to(device, non_blocking=True),
+            sampled=sampled,
+            max_top_k=max((params[row].top_k for row in sampled), default=0),
+            any_top_p=any(params[row].top_p < 1 for row in sampled),
+            any_min_p=any(params[row].min_p > 0 for row in sampled),
+        )
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.reals[:, 0]
+
+    @property
+    def top_p(self) -> Tensor:
+        return self.reals[:, 1]
+
+    @property
+    def min_p(self) -> Tensor:
+        return self.reals[:, 2]
+
+    @property
+    def top_k(self) -> Tensor:
+        return self.integers[:, 0]
+
+    @property
+    def seed(self) -> Tensor:
+        return self.integers[:, 1]
+
+    @property
+    def choice(self) -> Tensor:
+        return self.integers[:, 2]
+
+    @property
+    def position(self) -> Tensor:
+        return self.integers[:, 3]
+
+
+def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """The token of each row: argmax of log p + G, which is a draw from p (Gumbel-max).
+
+    logits: float32 [rows, vocab], unprocessed. Returns int64 [rows]. p is softmax(logits / temperature),
+    truncated by top_k, then top_p, then min_p. Greedy rows take the argmax of the logits.
+    The same keys and logits give the same token on every worker (drafter-invariant coupling,
+    arXiv 2408.07978).
+    """
+    if not rows.sampled:
+        return logits.argmax(dim=-1)
+    if len(rows.sampled) == logits.shape[0]:
+        return _draw_sampled(logits, rows)
+    some = torch.tensor(rows.sampled, device=logits.device)
+    tokens = logits.argmax(dim=-1)
+    tokens[some] = _draw_sampled(logits[some], replace(rows, reals=rows.reals[some], integers=rows.integers[some]))
+    return tokens
+
+
+def process(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """log p up to a constant per row: scaled by temperature, -inf where truncated.
+
+    logits: float32 [rows, vocab]; no row may be greedy. At least the likeliest token stays; tokens as likely
+    as the last one that stays, stay too, so that no order of sorting can matter.
+    """
+    scaled = logits / rows.temperature[:, None]
+    if rows.max_top_k:
+        _truncate_(scaled, _top_k_bound(scaled, rows))
+    if rows.any_top_p:
+        _truncate_(scaled, _top_p_bound(scaled, rows))
+    if rows.any_min_p:
+        _truncate_(scaled, scaled.amax(dim=-1) + rows.min_p.log())
+    return scaled
+
+
+def _draw_sampled(logits: Tensor, rows: SamplingRows) -> Tensor:
+    noise = gumbel(rows.seed, rows.choice, rows.position, logits.shape[1])
+    return noise.add_(process(logits, rows)).argmax(dim=-1)
+
+
+def _truncate_(scaled: Tensor, bound: Tensor) -> None:
+    scaled.masked_fill_(scaled < bound[:, None], -torch.inf)
+
+
+def _top_k_bound(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """float32 [rows]: the k-th best logit; -inf where top_k is off."""
+    width = min(scaled.shape[1], rows.max_top_k)
+    best = scaled.topk(width, dim=-1).values
+    last = best.gather(1, (rows.top_k.clamp(1, width) - 1)[:, None])[:, 0]
+    return torch.where(rows.top_k > 0, last, -torch.inf)
+
+
+def _top_p_bound(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """float32 [rows]: the least logit before which less than top_p of the mass lies; -inf where top_p is off."""
+    vocab = scaled.shape[1]
+    active = rows.top_p < 1
+    mass = scaled.logsumexp(dim=-1, keepdim=True)
+    # Whether the guess was wide enough is only known on the device, and a GPU must not wait to hear it.
+    width = vocab if scaled.is_cuda else min(vocab, _NUCLEUS_GUESS)
+    while True:
+        best = scaled.topk(width, dim=-1).values
+        share = (best - mass).exp()
+        inside = share.cumsum(dim=-1) - share < rows.top_p[:, None]
+        if width == vocab or not bool((inside[:, -1] & active).any()):
+            break
+        width = vocab
+    last = best.gather(1, inside.sum(dim=-1, keepdim=True).clamp(min=1) - 1)[:, 0]
+    return torch.where(active, last, -torch.inf)

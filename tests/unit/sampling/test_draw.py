@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from distspec.protocol.messages import SamplingParams
+from distspec.sampling import SamplingRows, draw, process
+
+CPU = torch.device("cpu")
+
+parameters = st.builds(
+    SamplingParams,
+    max_tokens=st.just(1),
+    seed=st.integers(0, 2**64 - 1),
+    choice=st.integers(0, 3),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5, 40, 5000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+)
+
+
+def random_logits(rows: int, vocab: int, seed: int, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The same truncation by transformers."""
+    out = TemperatureLogitsWarper(params.temperature)(None, logits[None])
+    if params.top_k:
+        out = TopKLogitsWarper(params.top_k)(None, out)
+    if params.top_p < 1:
+        out = TopPLogitsWarper(params.top_p)(None, out)
+    if params.min_p:
+        out = MinPLogitsWarper(params.min_p)(None, out)
+    return out[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(parameters.filter(lambda p: p.temperature > 0), min_size=1, max_size=4), st.integers(0, 2**20))
+def test_truncation_is_that_of_transformers(params: list[SamplingParams], seed: int) -> None:
+    # 3000 tokens, flat and peaked rows: a nucleus may be wider than the first guess
+    logits = random_logits(len(params), 3000, seed) * torch.tensor([0.3, 3.0])[torch.arange(len(params)) % 2, None]
+    ours = process(logits, SamplingRows.of(params, range(len(params)), CPU))
+    for row, param in enumerate(params):
+        want = reference(logits[row], param)
+        kept, wanted = ours[row].isfinite(), want.isfinite()
+        # float sums may put the last token of a nucleus on either side
+        assert int((kept ^ wanted).sum()) <= 1
+        assert bool(kept.any())
+        both = kept & wanted
+        assert torch.allclose(ours[row][both], want[both])
+
+
+def test_the_boundary_of_a_nucleus_is_where_the_definition_puts_it() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    for top_p, kept in ((0.49, 1), (0.51, 2), (0.74, 2), (0.76, 4), (0.99, 4)):
+        params = SamplingParams(max_tokens=1, top_p=top_p)
+        assert int(process(logits, SamplingRows.of([params], [0], CPU)).isfinite().sum()) == kept
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
+def test_equals_stay_together_and_something_always_stays(limits: dict[str, float]) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]])
+    kept = process(logits, SamplingRows.of([SamplingParams(max_tokens=1, **limits)], [0], CPU)).isfinite()  # type: ignore[arg-type]
+    assert kept.tolist() == [[False, True, True, False]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(parameters, min_size=1, max_size=6), st.randoms(use_true_random=False), st.integers(0, 2**20))
+def test_a_row_depends_neither_on_the_batch_nor_on_its_order(params: list[SamplingParams], random, seed: int) -> None:  # type: ignore[no-untyped-def]
+    logits = random_logits(len(params), 2000, seed)
+    together = draw(logits, SamplingRows.of(params, range(len(params)), CPU)).tolist()
+    order = list(range(len(params)))
+    random.shuffle(order)
+    shuffled = draw(logits[order], SamplingRows.of([params[row] for row in order], order, CPU)).tolist()
+    assert shuffled == [together[row] for row in order]
+    for row, param in enumerate(params):
+        assert draw(logits[row : row + 1], SamplingRows.of([param], [row], CPU)).tolist() == [together[row]]
+        if param.temperature == 0 or param.top_k == 1:
+            assert together[row] == int(logits[row].argmax())
+
+
+@pytest.mark.parametrize("vary", ["position", "choice", "seed"])
+@pytest.mark.parametrize("limits", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}])
+def test_frequencies_are_the_distribution(vary: str, limits: dict[str, float]) -> None:
+    """G-test over one key word, the others fixed; chi-square quantile of 1 - 1e-6."""
+    count, vocab = 20_000, 7
+    logits = random_logits(1, vocab, 3, scale=1.0)
+    params = [
+        SamplingParams(
+            max_tokens=1,
+            seed=2**63 + i if vary == "seed" else 11,
+            choice=i if vary == "choice" else 0,
+            **limits,  # type: ignore[arg-type]
+        )
+        for i in range(count)
+    ]
+    positions = [i if vary == "position" else 40 for i in range(count)]
+    rows = SamplingRows.of(params, positions, CPU)
+    observed = torch.bincount(draw(logits.expand(count, vocab), rows), minlength=vocab).double()
+    p = reference(logits[0].double(), params[0]).softmax(-1)
+    assert bool((observed[p == 0] == 0).all())
+    seen, expected = observed[p > 0], p[p > 0] * count
+    g = 2 * float((seen * (seen / expected).clamp(min=1e-9).log()).sum())
+    degrees = len(expected) - 1
+    assert g < degrees + 4.75 * math.sqrt(2 * degrees) + 15
+    assert g > 0
+
+
+def test_independent_keys_agree_as_often_as_chance() -> None:
+    """Two seeds, choices or positions pick the same token with probability sum p^2."""
+    count, vocab = 20_000, 5
+    logits = random_logits(1, vocab, 1, scale=0.5).expand(count, vocab)
+    chance = float((logits[0].softmax(-1) ** 2).sum())
+    base = [SamplingParams(max_tokens=1, seed=4) for _ in range(count)]
+    first = draw(logits, SamplingRows.of(base, range(count), CPU))
+    for other, shift in (
+        (SamplingParams(max_tokens=1, seed=5), 0),
+        (SamplingParams(max_tokens=1, seed=4 + 2**63), 0),
+        (SamplingParams(max_tokens=1, seed=4, choice=1), 0),
+        (SamplingParams(max_tokens=1, seed=4), 1),
+    ):
+        second = draw(logits, SamplingRows.of([other] * count, range(shift, count + shift), CPU))
+        agree = float((first == second).double().mean())
+        assert abs(agree - chance) < 6 * math.sqrt(chance / count)
+
+
+def test_coupled_draws_agree_far_more_often_than_independent_ones() -> None:
+    count, vocab = 4000, 50
+    p = random_logits(1, vocab, 1, scale=1.0)
+    q = p + random_logits(1, vocab, 2, scale=0.2)
+    rows = SamplingRows.of([SamplingParams(max_tokens=1, seed=9)] * count, range(count), CPU)
+    agree = (draw(p.expand(count, vocab), rows) == draw(q.expand(count, vocab), rows)).double().mean()
+    total_variation = 0.5 * float((p.softmax(-1) - q.softmax(-1)).abs().sum())
+    # Gumbel coupling agrees with probability at least (1 - d) / (1 + d) (arXiv 2408.07978)
+    assert float(agree) > (1 - total_variation) / (1 + total_variation) - 0.03
