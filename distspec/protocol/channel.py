@@ -342,6 +342,10 @@ class Link:
         self._pulse: _Pulse | None = None
         self._closed = True
 
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
     async def open(self) -> Welcome | ClientWelcome:
         """Connect and join. Raises LinkLost: refused (with the reason), or no answer within timeout_s."""
         self._loop = asyncio.get_running_loop()

@@ -1,0 +1,173 @@
+"""The machine on its event loop: what arrives becomes an event, what it commands is sent.
+
+The only part of the coordinator that touches sockets and time. It decides nothing but who may join: a peer of
+the fleet's fingerprint, in the life that the fleet's supervisor gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from distspec.coordinator import events
+from distspec.coordinator.events import Command, Event
+from distspec.coordinator.journal import Journal
+from distspec.coordinator.machine import Machine
+from distspec.coordinator.observe import Observer
+from distspec.errors import HandshakeRefused, IllegalTransition, Unavailable
+from distspec.protocol.channel import Hub, Peer
+from distspec.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientHello,
+    ClientWelcome,
+    Hello,
+    Message,
+    Output,
+    Refuse,
+    Submit,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Whoever starts workers wants to know which of their lives came and went."""
+
+    def joined(self, worker: str, incarnation: int) -> None: ...
+
+    def left(self, worker: str, incarnation: int, reason: str) -> None: ...
+
+
+class Loop:
+    """Handler of a Hub. All methods belong to the hub's event loop.
+
+    fingerprint: what is known beforehand of the fleet's; the first worker to join fills in the rest.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        hub: Hub,
+        watcher: Watcher,
+        observer: Observer,
+        *,
+        heartbeat_s: float,
+        lease_s: float,
+        fingerprint: dict[str, str],
+        journal: Journal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._machine, self._hub, self._watcher, self._observer = machine, hub, watcher, observer
+        self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
+        self._known = fingerprint
+        self._fingerprint = dict(fingerprint)
+        self._journal = journal
+        self._clock = clock
+        self._lives: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to tell the machine the time."""
+        self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._tick)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._journal is not None:
+            self._journal.close()
+
+    def expect(self, worker: str, incarnation: int) -> None:
+        """From now on only this life of the worker may join."""
+        self._lives[worker] = incarnation
+
+    def drain(self, worker: str) -> None:
+        """Move the work of a worker elsewhere and give it none."""
+        self._handle(events.Drain(worker))
+
+    # -- the hub's handler ---------------------------------------------------------------------
+
+    def hello(self, peer: Peer, hello: Hello | ClientHello) -> Welcome | ClientWelcome | Refuse:
+        if isinstance(hello, ClientHello):
+            if hello.version != PROTOCOL_VERSION:
+                return Refuse(reason=f"protocol version {hello.version}, fleet has {PROTOCOL_VERSION}")
+            return ClientWelcome(term=self._hub.term, heartbeat_s=self._heartbeat_s)
+        if not hello.incarnation == peer.incarnation == self._lives.get(hello.worker):
+            return Refuse(reason=f"{hello.worker}: life {hello.incarnation} is not the one that was started")
+        pairs = {key: (self._fingerprint.get(key, got), got) for key, got in hello.fingerprint.items()}
+        differs = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        if differs:
+            refused = HandshakeRefused(hello.worker, differs)
+            log.error("%s", refused)
+            return Refuse(reason=str(refused))
+        return Welcome(term=self._hub.term, heartbeat_s=self._heartbeat_s, lease_s=self._lease_s)
+
+    def joined(self, peer: Peer, hello: Hello | ClientHello) -> None:
+        if isinstance(hello, Hello):
+            log.info("%s joined on %s", hello.worker, hello.node or "this host")
+            self._fingerprint = {**hello.fingerprint, **self._fingerprint}
+            self._handle(events.WorkerJoined(hello))
+            self._watcher.joined(peer.name, peer.incarnation)
+
+    def arrived(self, peer: Peer, messages: list[Message]) -> None:
+        for message in messages:
+            if peer.is_client:
+                self._handle(events.FromClient(peer.name, cast(Any, message)))
+            else:
+                self._observer.reply(peer.name, message)
+                self._handle(events.FromWorker(peer.name, peer.incarnation, cast(Any, message)))
+
+    def left(self, peer: Peer, reason: str) -> None:
+        if peer.is_client:
+            self._handle(events.ClientLeft(peer.name))
+            return
+        log.warning("%s left: %s", peer.name, reason)
+        self._handle(events.WorkerLeft(peer.name, peer.incarnation, reason))
+        if all(other.is_client for other in self._hub.peers()):
+            self._fingerprint = dict(self._known)
+        self._watcher.left(peer.name, peer.incarnation, reason)
+
+    # -- the machine -----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self.start()
+        self._handle(events.Tick())
+        if self._journal is not None:
+            self._journal.flush()
+
+    def _handle(self, event: Event) -> None:
+        now_s, began_s = self._clock(), time.perf_counter()
+        try:
+            commands = self._machine.handle(event, now_s)
+        except Exception as error:
+            self._blame(event, error)
+            return
+        if self._journal is not None:
+            self._journal.write(now_s, event, commands)
+        for command in commands:
+            self._do(command)
+        self._observer.handled(event, commands, time.perf_counter() - began_s)
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, events.Suspect):
+            self._hub.reset(command.worker, command.reason)
+        elif isinstance(command, events.ToWorker):
+            self._hub.send(command.worker, command.message)
+        else:
+            self._hub.send(command.client, command.message)
+
+    def _blame(self, event: Event, error: Exception) -> None:
+        """One bad event must not end the fleet: whoever sent it loses its link or its request."""
+        if not isinstance(error, IllegalTransition):
+            log.error("the machine failed on %s", type(event).__name__, exc_info=error)
+        if isinstance(event, events.FromWorker):
+            self._hub.reset(event.worker, f"{type(event.message).__name__}: {error}")
+        elif isinstance(event, events.FromClient) and isinstance(event.message, Submit):
+            refusal = Unavailable("the coordinator could not take this request")
+            failure = (refusal.code, refusal.message, None)
+            start = len(event.message.emitted)
+            output = Output(key=event.message.key, start=start, tokens=(), finish_reason="error", error=failure)
+            self._hub.send(event.client, output)
