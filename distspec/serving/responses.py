@@ -1,0 +1,142 @@
+"""Bodies of answers in OpenAI's shapes, whole and streamed.
+
+Knows JSON shapes. Does not know HTTP, or how an answer came about. Two fields are our own: `distspec.seed`,
+which makes the same answer again, and `usage.distspec`, how speculation went.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distspec.errors import RequestError
+from distspec.serving.results import Chunk, Completion, Stats
+
+Kind = Literal["completion", "chat"]
+DONE = b"data: [DONE]\n\n"
+
+_OBJECTS = {
+    "completion": ("cmpl", "text_completion", "text_completion"),
+    "chat": ("chatcmpl", "chat.completion", "chat.completion.chunk"),
+}
+_TYPES = {429: "rate_limit_error", 404: "not_found_error", 503: "service_unavailable_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all bodies of one answer share. choices: n; the answers of prompt p are p*n .. p*n+n-1."""
+
+    kind: Kind
+    model: str
+    seed: int
+    choices: int
+    id: str
+    created: int
+
+    @classmethod
+    def new(cls, kind: Kind, model: str, seed: int, choices: int) -> Envelope:
+        return cls(kind, model, seed, choices, f"{_OBJECTS[kind][0]}-{uuid.uuid4().hex}", int(time.time()))
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        choices = [self._choice(i, item.text, item.finish_reason) for i, item in enumerate(completions)]
+        body = self._body(_OBJECTS[self.kind][1], choices)
+        return body | {"usage": self.usage([item.stats for item in completions])}
+
+    def chunk(self, index: int, chunk: Chunk, *, opens: bool, counts_usage: bool) -> dict[str, Any]:
+        """A piece of answer `index`; opens: its first. counts_usage: a usage chunk will follow the answers."""
+        choice = (
+            self._delta(index, chunk, opens)
+            if self.kind == "chat"
+            else self._choice(index, chunk.text, chunk.finish_reason)
+        )
+        body = self._body(_OBJECTS[self.kind][2], [choice])
+        return body | {"usage": None} if counts_usage else body
+
+    def usage_chunk(self, stats: Sequence[Stats]) -> dict[str, Any]:
+        return self._body(_OBJECTS[self.kind][2], []) | {"usage": self.usage(stats)}
+
+    def usage(self, stats: Sequence[Stats]) -> dict[str, Any]:
+        """Token counts of all answers, in order; a prompt counts once however many choices it has."""
+        prompt = sum(item.prompt_tokens for item in stats[:: self.choices])
+        completion = sum(item.completion_tokens for item in stats)
+        cached = sum(item.cached_tokens or 0 for item in stats[:: self.choices])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "distspec": _speculation(stats),
+        }
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "distspec": {"seed": self.seed},
+        }
+
+    def _choice(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        content: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": text}} if self.kind == "chat" else {"text": text}
+        )
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+
+    def _delta(self, index: int, chunk: Chunk, opens: bool) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": chunk.text} if opens else {"content": chunk.text}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": chunk.finish_reason}
+
+
+def models(model: str, created: int, max_model_len: int) -> dict[str, Any]:
+    return {"object": "list", "data": [served_model(model, created, max_model_len)]}
+
+
+def served_model(model: str, created: int, max_model_len: int) -> dict[str, Any]:
+    return {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": "distspec",
+        "max_model_len": max_model_len,
+    }
+
+
+def error(status: int, message: str, code: str, field: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def request_error(failed: RequestError) -> dict[str, Any]:
+    return error(failed.status, failed.message, failed.code, failed.field)
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    # An error may quote half a surrogate pair from the request, which UTF-8 cannot spell.
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _speculation(stats: Sequence[Stats]) -> dict[str, Any] | None:
+    """Sums over the answers that the coordinator counted to their end; None if there was none."""
+    counted = [item for item in stats if item.rounds is not None]
+    if not counted:
+        return None
+    rounds = sum(item.rounds or 0 for item in counted)
+    tokens = sum((item.tokens_per_round or 0) * (item.rounds or 0) for item in counted)
+    return {
+        "policy": counted[0].policy,
+        "rounds": rounds,
+        "tokens_per_round": round(tokens / rounds, 3) if rounds else None,
+        "drafted": sum(item.drafted or 0 for item in counted),
+        "accepted": sum(item.accepted or 0 for item in counted),
+    }

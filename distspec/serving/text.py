@@ -1,0 +1,197 @@
+"""Text and tokens: encoding, chat templates, incremental decoding, stop strings.
+
+Knows one tokenizer. Does not know requests, streams or the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from distspec.errors import InvalidField
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+REPLACEMENT = "\ufffd"
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+"""Special tokens with which chat models end a turn, whether or not their config lists them."""
+
+_CHARACTER = 4
+"""Bytes of the longest character in UTF-8."""
+_WINDOW = 32
+
+
+class Text:
+    """A tokenizer as serving needs it. eos_token_ids: those that the model's own config names."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, eos_token_ids: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        added = tokenizer.added_tokens_decoder
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        turns = [id for id, token in added.items() if token.content in END_OF_TURN]
+        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.stop_ids = tuple(sorted({*eos_token_ids, *turns, *own}))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+        return str(self._backend.decode([id for id in ids if id not in self.special_ids], skip_special_tokens=False))
+
+    def shows(self, token: int) -> bool:
+        """Whether a token has text: special ones and the padding of an embedding have none."""
+        return token not in self.special_ids and self._backend.id_to_token(token) is not None
+
+    def chat(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Tokens of a conversation (role and content of each turn), up to where the assistant speaks.
+
+        Raises InvalidField if there is no chat template, or it does not take these turns.
+        """
+        import jinja2
+
+        if not self._tokenizer.chat_template:
+            raise InvalidField("messages", "a conversation", "a model with a chat template (or use /v1/completions)")
+        try:
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise InvalidField("messages", turns, f"what the chat template takes: {error}") from None
+        # The template spells its own special tokens.
+        return self.encode(str(text), add_special_tokens=False)
+
+
+class Detokenizer:
+    """Text of a growing token stream, in pieces that never split a character.
+
+    The pieces of `push` and `flush`, joined, equal `Text.decode` of all tokens. Exception: where a tokenizer
+    decodes bytes that are not UTF-8 as a run (SentencePiece byte fallback), a character given out stays so.
+    Only a short window is decoded again for each token, so the cost per token does not grow.
+
+    A character takes at most four tokens, so U+FFFD at the end is held back for three. In a longer run of
+    bytes that are no text the last three U+FFFD may still become a character (one in byte-level vocabularies,
+    one a byte with byte fallback), the others not.
+    """
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._window: list[int] = []
+        self._sent = 0
+        self._clean = 0
+
+    def push(self, token: int) -> str:
+        if not self._text.shows(token):
+            return ""
+        self._window.append(token)
+        decoded = self._text.decode(self._window)
+        stable = len(decoded.rstrip(REPLACEMENT))
+        waits = len(self._window) - self._clean < _CHARACTER
+        piece, self._sent = self._take(decoded, stable if waits else max(stable, len(decoded) - _CHARACTER + 1))
+        if stable == len(decoded) > 0:
+            # The tokens before the last clean point are not needed to decode what follows; those after it are
+            # kept once more as context, for tokenizers that treat the start of a text differently.
+            context = self._window[self._clean :]
+            if before := self._text.decode(context):
+                self._window, self._sent = context, len(before)
+                self._clean = len(context)
+        elif len(self._window) > _WINDOW:
+            self._shorten(decoded)
+        return piece
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        decoded = self._text.decode(self._window)
+        piece, self._sent = self._take(decoded, len(decoded))
+        return piece
+
+    def _take(self, decoded: str, end: int) -> tuple[str, int]:
+        return decoded[self._sent : end], max(self._sent, end)
+
+    def _shorten(self, decoded: str) -> None:
+        """Cut a long run of bytes that are no text where both parts decode as they do together."""
+        cut = len(self._window) - _WINDOW // 2
+        head = self._text.decode(self._window[:cut])
+        if self._sent >= len(head) and head + self._text.decode(self._window[cut:]) == decoded:
+            self._window = self._window[cut:]
+            self._sent -= len(head)
+            self._clean = 0
+
+
+class StopFinder:
+    """Finds the first stop string that is completed, and holds back what one may still cut.
+
+    One Knuth-Morris-Pratt automaton per stop: the text held is the longest suffix that begins a stop, and the
+    result does not depend on how the text was cut into pieces. Of stops completed by the same character the
+    longest counts.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [(stop, _failure(stop)) for stop in stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, bool]:
+        """(text that no stop can cut any more, whether a stop was found; it is the end of the text then)."""
+        text = self._held + piece
+        for end, char in enumerate(piece, start=len(self._held) + 1):
+            if found := self._advance(char):
+                self._held = ""
+                return text[: end - found], True
+        certain = len(text) - max(self._matched, default=0)
+        self._held = text[certain:]
+        return text[:certain], False
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, char: str) -> int:
+        """Length of the longest stop that `char` completes, or 0."""
+        found = 0
+        for i, (stop, failure) in enumerate(self._stops):
+            matched = self._matched[i]
+            while matched and stop[matched] != char:
+                matched = failure[matched - 1]
+            matched += stop[matched] == char
+            self._matched[i] = matched
+            if matched == len(stop):
+                found = max(found, matched)
+        return found
+
+
+class Decoder:
+    """Tokens of one stream to text, ended by a stop string."""
+
+    def __init__(self, text: Text, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(text)
+        self._finder = StopFinder(stops)
+
+    def push(self, tokens: Sequence[int], *, last: bool = False) -> tuple[str, int, bool]:
+        """(text to give out, tokens that count, whether a stop string ended the stream).
+
+        The token that completes a stop counts, those after it do not. last: nothing follows, give out all.
+        """
+        pieces = []
+        for i, token in enumerate(tokens):
+            piece, stopped = self._finder.push(self._detokenizer.push(token))
+            pieces.append(piece)
+            if stopped:
+                return "".join(pieces), i + 1, True
+        stopped = False
+        if last:
+            piece, stopped = self._finder.push(self._detokenizer.flush())
+            pieces += (piece, "" if stopped else self._finder.flush())
+        return "".join(pieces), len(tokens), stopped
+
+
+def _failure(stop: str) -> list[int]:
+    """Failure function: for each prefix, the length of its longest proper border."""
+    failure = [0] * len(stop)
+    border = 0
+    for i in range(1, len(stop)):
+        while border and stop[border] != stop[i]:
+            border = failure[border - 1]
+        border += stop[border] == stop[i]
+        failure[i] = border
+    return failure

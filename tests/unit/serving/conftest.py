@@ -1,0 +1,141 @@
+"""A small real tokenizer, and a client that answers from a table instead of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from distspec.errors import RequestError
+from distspec.protocol.messages import Output, SamplingParams, SpeculationChoice, Usage, finish_reason
+from distspec.serving.schema import Limits
+from distspec.serving.service import Service
+from distspec.serving.text import Text
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if messages[-1]['role'] == 'assistant' %}{{ raise_exception('the assistant cannot speak last') }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CORPUS = ["the quick brown fox jumps over the lazy dog", "Ωμέγα 漢字 emoji 😀 naïve", "0 1 2 3 4 5 6 7 8 9"] * 3
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """Byte-level BPE, as of GPT-2, Llama 3, Qwen and SmolLM."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    )
+    return _wrap(inner)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """SentencePiece-like: words with a leading mark, and bytes for what has no piece, as of Llama 2."""
+    words = ["▁the", "▁quick", "▁", "a", "b", "é", "漢", "▁x", "xy"]
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {word: 256 + i for i, word in enumerate(words)}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _wrap(inner)
+
+
+def _wrap(inner: Tokenizer) -> PreTrainedTokenizerFast:
+    inner.add_special_tokens(
+        [AddedToken(name, special=True) for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|endoftext|>", chat_template=CHATML, clean_up_tokenization_spaces=False
+    )
+
+
+class TableClient:
+    """Answers with random tokens that depend on (prompt, seed, choice), in runs of 1 to 4.
+
+    open: streams that were neither finished nor cancelled. gate: each output waits for it. answers: token
+    streams to give instead, by prompt. refusal: raised instead of the first output; breaks_at: instead of a
+    later one.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.open = 0
+        self.submitted: list[tuple[tuple[int, ...], SamplingParams, SpeculationChoice]] = []
+        self.gate: asyncio.Event | None = None
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        self.refusal: RequestError | None = None
+        self.breaks_at: int | None = None
+
+    async def submit(
+        self, prompt: tuple[int, ...], params: SamplingParams, speculation: SpeculationChoice
+    ) -> AsyncIterator[Output]:
+        self.submitted.append((prompt, params, speculation))
+        self.open += 1
+        try:
+            if self.refusal is not None and self.breaks_at is None:
+                raise self.refusal
+            draws = random.Random(repr((prompt, params.seed, params.choice)))
+            given = self.answers.get(prompt)
+            emitted, reason = 0, None
+            while reason is None:
+                if self.gate is not None:
+                    await self.gate.wait()
+                if self.refusal is not None and self.breaks_at is not None and emitted >= self.breaks_at:
+                    raise self.refusal
+                start, run = emitted, []
+                for _ in range(draws.randint(1, 4)):
+                    token = given[emitted] if given else draws.randrange(self.vocab_size)
+                    run.append(token)
+                    emitted += 1
+                    reason = finish_reason(params, emitted, token)
+                    if reason or (given and emitted == len(given)):
+                        reason = reason or "stop"
+                        break
+                usage = Usage(
+                    prompt_tokens=len(prompt), completion_tokens=emitted, rounds=emitted, policy="ar"
+                )
+                yield Output(key="k", start=start, tokens=tuple(run), finish_reason=reason, usage=usage if reason else None)
+                await asyncio.sleep(0)
+        finally:
+            self.open -= 1
+
+
+@pytest.fixture(scope="session")
+def text() -> Text:
+    return Text(byte_level())
+
+
+@pytest.fixture(scope="session")
+def fallback_text() -> Text:
+    return Text(byte_fallback())
+
+
+@pytest.fixture
+def client(text: Text) -> TableClient:
+    return TableClient(vocab_size=300)
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits(
+        model="tiny",
+        vocab_size=350,
+        max_model_len=200,
+        default_max_tokens=20,
+        max_n=4,
+        max_streams=12,
+        max_nodes=16,
+        policies=("ar", "sd"),
+    )
+
+
+@pytest.fixture
+def service(client: TableClient, text: Text, limits: Limits) -> Service:
+    return Service(client, text, limits)

@@ -1,0 +1,141 @@
+"""Streamed text is the text: no character split, no stop string leaked, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from distspec.errors import InvalidField
+from distspec.serving.text import Decoder, Detokenizer, StopFinder, Text
+
+UNICODE = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def pieces(text: Text, ids: Sequence[int]) -> list[str]:
+    detokenizer = Detokenizer(text)
+    return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+def single_bytes(text: Text, whole: str) -> list[int]:
+    """One token for each byte, whatever merges the vocabulary has."""
+    names = text._backend.get_vocab()
+    return [names[name] for spelled, _ in BYTES.pre_tokenize_str(whole) for name in spelled]
+
+
+@given(ids=st.lists(st.integers(0, 400), max_size=120))
+def test_pieces_of_any_tokens_join_to_the_whole(text: Text, ids: list[int]) -> None:
+    assert "".join(pieces(text, ids)) == text._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@given(whole=UNICODE)
+def test_each_character_comes_with_its_last_byte(text: Text, whole: str) -> None:
+    whole = whole.replace("\ufffd", "?")
+    found = pieces(text, single_bytes(text, whole))
+    ends = [i for i, piece in enumerate(found) if piece]
+    assert [found[i] for i in ends] == list(whole)
+    assert [i + 1 for i in ends] == [len(whole[: n + 1].encode()) for n in range(len(whole))]
+
+
+@given(whole=UNICODE)
+def test_byte_fallback_text_joins_to_the_whole(fallback_text: Text, whole: str) -> None:
+    ids = fallback_text.encode(whole)
+    assert "".join(pieces(fallback_text, ids)) == fallback_text._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@given(words=st.lists(st.integers(256, 268), max_size=40))
+def test_spaces_between_words_survive(fallback_text: Text, words: list[int]) -> None:
+    assert "".join(pieces(fallback_text, words)) == fallback_text._tokenizer.decode(words, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("byte", ["ÿ", "ð"])
+def test_the_window_stays_short_however_bad_the_bytes(text: Text, byte: str) -> None:
+    token = text._backend.get_vocab()[byte]  # the spelling of a byte that is no text by itself
+    detokenizer = Detokenizer(text)
+    found = []
+    for _ in range(3000):
+        found.append(detokenizer.push(token))
+        assert len(detokenizer._window) <= 40
+    assert "".join([*found, detokenizer.flush()]) == text.decode([token] * 3000)
+
+
+def reference_cut(whole: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the stop that ends first, the longest one if several end there."""
+    for end in range(1, len(whole) + 1):
+        ending = [stop for stop in stops if whole[:end].endswith(stop)]
+        if ending:
+            return whole[: end - max(map(len, ending))], True
+    return whole, False
+
+
+@given(
+    whole=st.text("ab", max_size=40),
+    stops=st.lists(st.text("ab", min_size=1, max_size=6), max_size=4),
+    cuts=st.lists(st.integers(0, 40), max_size=10),
+)
+def test_stops_are_found_however_the_text_is_cut(whole: str, stops: list[str], cuts: list[int]) -> None:
+    finder = StopFinder(stops)
+    want, found = reference_cut(whole, stops)
+    edges = sorted({0, *(cut for cut in cuts if cut < len(whole)), len(whole)})
+    given_out = ""
+    for begin, end in zip(edges, edges[1:], strict=False):
+        piece, stopped = finder.push(whole[begin:end])
+        given_out += piece
+        assert want.startswith(given_out), "text was given out that a stop cuts"
+        if stopped:
+            assert found
+            assert given_out == want
+            return
+        # Nothing is held that no stop could still cut.
+        held = whole[len(given_out) : end]
+        assert not held or any(stop.startswith(held) for stop in stops)
+    assert not found
+    assert given_out + finder.flush() == want
+
+
+@given(
+    whole=st.text("abc 漢😀", max_size=40),
+    stops=st.lists(st.text("abc 漢😀", min_size=1, max_size=4), min_size=1, max_size=3),
+    runs=st.lists(st.integers(1, 5), min_size=100, max_size=100),
+)
+def test_decoding_ends_with_the_token_that_completes_a_stop(
+    text: Text, whole: str, stops: list[str], runs: list[int]
+) -> None:
+    ids = single_bytes(text, whole)
+    want, found = reference_cut(whole, stops)
+    decoder = Decoder(text, stops)
+    given_out, count, stopped = "", 0, False
+    while not stopped and count < len(ids):
+        run = ids[count : count + runs.pop()]
+        piece, taken, stopped = decoder.push(run, last=count + len(run) == len(ids))
+        given_out, count = given_out + piece, count + taken
+    assert (given_out, stopped) == (want, found)
+    if found:
+        assert reference_cut(text.decode(ids[:count]), stops) == (want, True)
+        assert reference_cut(text.decode(ids[: count - 1]), stops)[1] is False
+
+
+def test_a_stop_may_complete_at_the_very_end(text: Text) -> None:
+    decoder = Decoder(text, ["ab"])
+    assert decoder.push(single_bytes(text, "xab"), last=True) == ("x", 3, True)
+
+
+def test_special_tokens_end_answers_and_have_no_text(text: Text) -> None:
+    end = text._backend.get_vocab()["<|im_end|>"]
+    assert end in text.stop_ids
+    assert text.decode([*text.encode("ab"), end]) == "ab"
+
+
+def test_the_template_is_applied_once(text: Text) -> None:
+    ids = text.chat([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}])
+    spelled = text._tokenizer.decode(ids)
+    assert spelled == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_what_the_template_refuses_is_the_clients_fault(text: Text) -> None:
+    with pytest.raises(InvalidField, match="the assistant cannot speak last"):
+        text.chat([{"role": "assistant", "content": "hi"}])
