@@ -1,0 +1,152 @@
+"""Requests that must be refused, each with its status and the field that is to be named.
+
+MODEL, VOCAB and CONTEXT are replaced by the server's own. Used in process and over real HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+OK = {"prompt": "hello", "max_tokens": 2}
+CHAT_OK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+class Bad(NamedTuple):
+    """raw: the body as bytes, for what JSON cannot say."""
+
+    name: str
+    field: str | None
+    body: Any = None
+    raw: bytes | None = None
+    path: str = "/v1/completions"
+    status: int = 400
+    content_type: str = "application/json"
+    method: str = "POST"
+
+
+def completion(name: str, field: str, **fields: Any) -> Bad:
+    return Bad(name, field, OK | fields)
+
+
+def chat(name: str, field: str, **fields: Any) -> Bad:
+    return Bad(name, field, CHAT_OK | fields, path="/v1/chat/completions")
+
+
+def bad_requests(vocab_size: int, max_model_len: int) -> list[Bad]:
+    return [*_prompts(vocab_size, max_model_len), *_fields(max_model_len), *_messages(max_model_len), *_http()]
+
+
+def _prompts(vocab_size: int, max_model_len: int) -> list[Bad]:
+    return [
+        Bad("no prompt", "prompt", {"max_tokens": 2}),
+        completion("null prompt", "prompt", prompt=None),
+        completion("number", "prompt", prompt=5),
+        completion("object", "prompt", prompt={"text": "hi"}),
+        completion("empty text", "prompt", prompt=""),
+        completion("empty list", "prompt", prompt=[]),
+        completion("empty ids", "prompt[0]", prompt=[[]]),
+        completion("empty text among others", "prompt[1]", prompt=["a", ""]),
+        completion("id beyond the vocabulary", "prompt[1]", prompt=[1, vocab_size]),
+        completion("negative id", "prompt[0]", prompt=[-1]),
+        completion("huge id", "prompt[0]", prompt=[10**30]),
+        completion("boolean id", "prompt[0]", prompt=[True, 2]),
+        completion("float id", "prompt[1]", prompt=[1, 2.5]),
+        completion("ids and text", "prompt[1]", prompt=[1, "a"]),
+        completion("text and null", "prompt[1]", prompt=["a", None]),
+        completion("id beyond, nested", "prompt[1][0]", prompt=[[1], [vocab_size + 7]]),
+        completion("deeper", "prompt[0][0]", prompt=[[[1]]]),
+        completion("too long", "prompt", prompt=[1] * max_model_len),
+        completion("too long text", "prompt", prompt="a 7 " * max_model_len),
+        completion("one of many too long", "prompt[1]", prompt=[[1], [1] * max_model_len]),
+        completion("half a surrogate", "prompt", prompt="a\ud800"),
+        completion("too many", "prompt", prompt=["a"] * 2000),
+    ]
+
+
+def _fields(max_model_len: int) -> list[Bad]:
+    ranges = {
+        "temperature": [-0.1, 2.5, "1", True, [1], float("nan"), float("inf")],
+        "top_p": [0, -1, 1.01, "x", float("nan")],
+        "min_p": [-0.5, 2, float("nan")],
+        "top_k": [-2, 1.5, "5", 10**30],
+        "seed": ["1", 1.5, 2**63, -(2**70)],
+        "n": [0, -1, 1000, 1.5, "2"],
+        "max_tokens": [0, -5, 1.5, "10", max_model_len, 10**20],
+        "stop": [5, "", [""], ["a", 3], ["a"] * 17, "\udc00"],
+        "stop_token_ids": [[-1], ["a"], [10**9], 5],
+        "ignore_eos": ["yes", 1],
+        "stream": ["true", 1],
+        "stream_options": [True, {"include_usage": True}],
+        "speculation": ["dsi", {"policies": "ar"}],
+        "speculation.policy": [{"policy": "warp"}, {"policy": 5}],
+        "speculation.num_speculative_tokens": [{"num_speculative_tokens": n} for n in (0, -1, 10**6, "3")],
+        "model": [5],
+    }
+    found = []
+    for path, values in ranges.items():
+        for value in values:
+            name = path.partition(".")[0]
+            field = "speculation.policies" if value == {"policies": "ar"} else path
+            if path in ("stop", "stop_token_ids") and isinstance(value, list):
+                wrong = {"3": "[1]"}.get(str(value[-1]), "[0]")
+                field = path if len(value) > 16 else path + wrong
+            found.append(completion(f"{path}={str(value)[:20]}", field, **{name: value}))
+    unsupported: dict[str, Any] = {
+        "logprobs": 3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "logit_bias": {"5": 100},
+        "response_format": {"type": "json_object"},
+        "tools": [{"type": "function"}],
+        "echo": True,
+        "suffix": "end",
+        "best_of": 3,
+    }
+    found += [completion(f"unsupported {name}", name, **{name: value}) for name, value in unsupported.items()]
+    found.append(completion("unknown field", "max_token", max_token=5))
+    found.append(completion("usage without stream", "stream_options", stream=False, stream_options={}))
+    found.append(Bad("unknown model", "model", OK | {"model": "gpt-9"}, status=404))
+    return found
+
+
+def _messages(max_model_len: int) -> list[Bad]:
+    def said(content: Any, role: Any = "user") -> list[dict[str, Any]]:
+        return [{"role": role, "content": content}]
+
+    return [
+        Bad("no messages", "messages", {"max_tokens": 2}, path="/v1/chat/completions"),
+        chat("messages of text", "messages", messages="hi"),
+        chat("empty", "messages", messages=[]),
+        chat("a message of text", "messages[0]", messages=["hi"]),
+        chat("no role", "messages[0].role", messages=[{"content": "hi"}]),
+        chat("unknown role", "messages[0].role", messages=said("hi", "wizard")),
+        chat("role of a list", "messages[0].role", messages=said("hi", ["user"])),
+        chat("no content", "messages[0].content", messages=[{"role": "user"}]),
+        chat("content of a number", "messages[0].content", messages=said(5)),
+        chat("image", "messages[0].content[0]", messages=said([{"type": "image_url", "image_url": {"url": "x"}}])),
+        chat("part without text", "messages[0].content[0]", messages=said([{"type": "text"}])),
+        chat("tool calls", "messages[0].tool_calls", messages=[{"role": "assistant", "content": "", "tool_calls": [1]}]),
+        chat("half a surrogate", "messages[0].content", messages=said("\ud800")),
+        chat("too long", "messages", messages=said("a 7 " * max_model_len)),
+        chat("two limits", "max_tokens", max_completion_tokens=2),
+        chat("limit", "max_completion_tokens", max_tokens=None, max_completion_tokens=0),
+        chat("unsupported logprobs", "logprobs", logprobs=True),
+        chat("prompt in a chat", "prompt", prompt="hi"),
+    ]
+
+
+def _http() -> list[Bad]:
+    return [
+        Bad("not JSON", None, raw=b"{"),
+        Bad("nothing", None, raw=b""),
+        Bad("not UTF-8", None, raw=b'{"prompt": "\xff"}'),
+        Bad("a list", None, raw=b"[1]"),
+        Bad("too deep", None, raw=b"[" * 200_000),
+        Bad("a digit too many", None, raw=b'{"prompt": ' + b"9" * 10_000 + b"}"),
+        Bad("unknown field that is no text", "\ud800", raw=b'{"\\ud800": 1}'),
+        Bad("form", None, raw=b"prompt=hi", content_type="application/x-www-form-urlencoded", status=415),
+        Bad("no type", None, raw=b"{}", content_type="", status=415),
+        Bad("wrong method", None, method="GET", status=405),
+        Bad("wrong path", None, body=OK, path="/v1/complete", status=404),
+        Bad("wrong model path", "model", path="/v1/models/gpt-9", method="GET", status=404),
+    ]

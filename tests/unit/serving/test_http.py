@@ -1,0 +1,290 @@
+"""The endpoints in process: OpenAI's shapes, errors that name the field, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from distspec.errors import Overloaded, Unavailable
+from distspec.serving.http import create_app
+from distspec.serving.service import Service
+from tests.bad_requests import Bad, bad_requests
+from tests.unit.serving.conftest import TableClient
+
+CORPUS = bad_requests(vocab_size=350, max_model_len=200)
+
+
+class HealthyFleet:
+    reason: str | None = None
+
+    async def health(self) -> str | None:
+        return self.reason
+
+    async def metrics(self) -> str:
+        return "# TYPE distspec_up gauge\ndistspec_up 1\n"
+
+
+@pytest.fixture
+def fleet() -> HealthyFleet:
+    return HealthyFleet()
+
+
+@pytest.fixture
+def app(service: Service, fleet: HealthyFleet) -> FastAPI:
+    return create_app(service, fleet)
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+async def post(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def events(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions") -> list[Any]:
+    answer = await http.post(path, json=body | {"stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = answer.text.strip().split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    return [line[6:] if line[6:] == "[DONE]" else json.loads(line[6:]) for line in lines]
+
+
+@pytest.mark.parametrize("bad", CORPUS, ids=lambda bad: bad.name)
+async def test_bad_input_is_refused_by_field(http: httpx.AsyncClient, client: TableClient, bad: Bad) -> None:
+    content = json.dumps(bad.body).encode() if bad.raw is None else bad.raw
+    headers = {"content-type": bad.content_type} if bad.content_type else {}
+    answer = await http.request(bad.method, bad.path, content=content, headers=headers)
+    assert answer.status_code == bad.status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["param"] == (bad.field.encode(errors="replace").decode() if bad.field else None), error
+    assert error["message"]
+    assert not client.submitted, "a bad request reached the coordinator"
+
+
+async def test_a_completion_has_openais_shape(http: httpx.AsyncClient) -> None:
+    body = await post(http, {"prompt": "the quick", "max_tokens": 9, "seed": 3, "ignore_eos": True})
+    assert body["object"] == "text_completion"
+    assert body["model"] == "tiny"
+    [choice] = body["choices"]
+    assert choice["finish_reason"] == "length"
+    assert isinstance(choice["text"], str)
+    usage = body["usage"]
+    assert usage["completion_tokens"] == 9
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 9
+    assert body["distspec"] == {"seed": 3}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_streamed_and_whole_answers_are_the_same(http: httpx.AsyncClient, path: str, n: int) -> None:
+    asked: dict[str, Any] = {"seed": 11, "max_tokens": 30, "n": n, "stop": ["x", "q", "zz"]}
+    asked |= {"prompt": ["a", "漢"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    whole = await post(http, asked, path)
+    streamed = await events(http, asked | {"stream_options": {"include_usage": True}}, path)
+    assert streamed.pop() == "[DONE]"
+    last = streamed.pop()
+    assert last["choices"] == []
+    assert {**last["usage"], "distspec": None} == {**whole["usage"], "distspec": None}
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for body in streamed:
+        assert body["usage"] is None
+        assert body["id"] == last["id"]
+        [choice] = body["choices"]
+        index = choice["index"]
+        assert index not in reasons, "an answer went on after its end"
+        if path.endswith("chat/completions"):
+            assert ("role" in choice["delta"]) == (index not in texts)
+        piece = choice["delta"]["content"] if "delta" in choice else choice["text"]
+        texts[index] = texts.get(index, "") + piece
+        if choice["finish_reason"]:
+            reasons[index] = choice["finish_reason"]
+    for choice in whole["choices"]:
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        assert texts[choice["index"]] == text
+        assert reasons[choice["index"]] == choice["finish_reason"]
+    assert len(whole["choices"]) == n * (2 if path == "/v1/completions" else 1)
+
+
+async def test_choices_share_a_seed_and_differ(http: httpx.AsyncClient, client: TableClient) -> None:
+    first = await post(http, {"prompt": "a", "n": 3})
+    texts = [choice["text"] for choice in first["choices"]]
+    assert len(set(texts)) == 3
+    again = await post(http, {"prompt": "a", "n": 3, "seed": first["distspec"]["seed"]})
+    assert [choice["text"] for choice in again["choices"]] == texts
+    assert [params.choice for _, params, _ in client.submitted] == [0, 1, 2] * 2
+
+
+async def test_requests_without_a_seed_get_different_ones(http: httpx.AsyncClient) -> None:
+    seeds = {(await post(http, {"prompt": "a"}))["distspec"]["seed"] for _ in range(5)}
+    assert len(seeds) == 5
+
+
+async def test_parameters_arrive_as_they_were_meant(http: httpx.AsyncClient, client: TableClient) -> None:
+    await post(
+        http,
+        {
+            "model": "tiny",
+            "prompt": [5, 6],
+            "max_tokens": 3,
+            "temperature": 1e-7,
+            "top_p": 0.5,
+            "top_k": -1,
+            "min_p": 0.1,
+            "seed": -4,
+            "stop_token_ids": [7],
+            "ignore_eos": True,
+            "user": "me",
+            "logprobs": None,
+            "speculation": {"policy": "sd", "num_speculative_tokens": 4},
+        },
+    )
+    [(prompt, params, speculation)] = client.submitted
+    assert prompt == (5, 6)
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.0, 0.5, 0)
+    assert (params.min_p, params.seed, params.stop_token_ids) == (0.1, -4, (7,))
+    assert (speculation.policy, speculation.num_speculative_tokens) == ("sd", 4)
+
+
+async def test_defaults_are_openais(http: httpx.AsyncClient, client: TableClient) -> None:
+    await post(http, {"prompt": [5] * 190})
+    [(_, params, speculation)] = client.submitted
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.choice) == (1.0, 1.0, 0, 0.0, 0)
+    assert params.max_tokens == 10, "no more than the context has room for"
+    assert params.stop_token_ids == (320, 322)
+    assert (speculation.policy, speculation.num_speculative_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_overload_has_its_status_also_for_streams(
+    http: httpx.AsyncClient, client: TableClient, stream: bool
+) -> None:
+    client.refusal = Overloaded("full", retry_after_s=2)
+    answer = await http.post("/v1/completions", json={"prompt": "a", "stream": stream})
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "2"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert client.open == 0
+
+
+async def test_an_error_in_a_stream_is_its_last_event(http: httpx.AsyncClient, client: TableClient) -> None:
+    client.refusal, client.breaks_at = Unavailable("gone"), 1
+    found = await events(http, {"prompt": "a", "ignore_eos": True})
+    assert found[-1]["error"]["code"] == "unavailable"
+    assert "[DONE]" not in found
+    assert client.open == 0
+
+
+async def test_one_failed_choice_ends_the_others(http: httpx.AsyncClient, client: TableClient) -> None:
+    client.refusal, client.breaks_at = Unavailable("gone"), 1
+    answer = await http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2})
+    assert answer.status_code == 503
+    assert client.open == 0
+
+
+async def test_a_stop_string_cancels_the_stream(http: httpx.AsyncClient, client: TableClient, service: Service) -> None:
+    prompt = service.text.encode("a")
+    client.answers[prompt] = list(service.text.encode("one two STOP three four five six"))
+    body = await post(http, {"prompt": "a", "stop": " STOP", "max_tokens": 100})
+    [choice] = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("one two", "stop")
+    counted = list(client.answers[prompt])[: body["usage"]["completion_tokens"]]
+    assert service.text.decode(counted).endswith(" STOP")
+    assert client.open == 0
+
+
+class Connection:
+    """An ASGI connection whose client can hang up."""
+
+    def __init__(self, app: FastAPI, body: dict[str, Any]) -> None:
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._inbox.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/completions",
+            "raw_path": b"/v1/completions",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+        }
+        self.task = asyncio.create_task(app(scope, self._inbox.get, self.sent.put))
+
+    def hang_up(self) -> None:
+        self._inbox.put_nowait({"type": "http.disconnect"})
+
+
+@pytest.mark.parametrize("way", ["message", "cancellation"])
+@pytest.mark.parametrize("when", ["whole", "before the first event", "between events"])
+async def test_a_client_that_goes_away_frees_everything(
+    app: FastAPI, client: TableClient, when: str, way: str
+) -> None:
+    client.gate = asyncio.Event()
+    asked = {"prompt": ["a", "b"], "n": 2, "stream": when != "whole", "ignore_eos": True, "max_tokens": 150}
+    connection = Connection(app, asked)
+    async with asyncio.timeout(10):
+        while client.open < 4:
+            await asyncio.sleep(0.001)
+        if when == "between events":
+            client.gate.set()
+            assert (await connection.sent.get())["type"] == "http.response.start"
+            assert (await connection.sent.get())["body"].startswith(b"data: ")
+            client.gate.clear()
+        if way == "message":
+            connection.hang_up()
+        else:
+            connection.task.cancel()
+        await asyncio.gather(connection.task, return_exceptions=True)
+    assert client.open == 0
+
+
+async def test_the_first_event_is_sent_while_the_rest_is_not_there_yet(app: FastAPI, client: TableClient) -> None:
+    client.gate = asyncio.Event()
+    connection = Connection(app, {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 150})
+    async with asyncio.timeout(10):
+        while not client.open:
+            await asyncio.sleep(0.001)
+        assert connection.sent.empty()
+        client.gate.set()
+        await asyncio.sleep(0)
+        client.gate.clear()
+        assert (await connection.sent.get())["type"] == "http.response.start"
+        assert b'"text"' in (await connection.sent.get())["body"]
+        assert not connection.task.done()
+        connection.hang_up()
+        await connection.task
+
+
+async def test_models_health_and_metrics(http: httpx.AsyncClient, fleet: HealthyFleet) -> None:
+    assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["tiny"]
+    assert (await http.get("/v1/models/tiny")).json()["id"] == "tiny"
+    assert (await http.get("/health")).status_code == 200
+    assert "distspec_up 1" in (await http.get("/metrics")).text
+    fleet.reason = "no decode worker is up"
+    answer = await http.get("/health")
+    assert answer.status_code == 503
+    assert "no decode worker" in answer.json()["error"]["message"]
+
+
+async def test_a_bug_is_an_error_in_shape(app: FastAPI, http: httpx.AsyncClient, service: Service) -> None:
+    service.completion_jobs = None  # type: ignore[assignment]
+    answer = await http.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
