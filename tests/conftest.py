@@ -13,7 +13,12 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
+import hypothesis
 import pytest
+
+# A test states what holds, not how fast this machine is while others use it.
+hypothesis.settings.register_profile("distspec", deadline=None)
+hypothesis.settings.load_profile("distspec")
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

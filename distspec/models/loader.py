@@ -65,7 +65,7 @@ def _hub_folder(name: str, looked: list[str]) -> Path:
             weight_files(folder)
         except (OSError, ValueError, ModelNotFound) as error:
             place = f"hub cache {constants.HF_HUB_CACHE}" if offline else f"hub {constants.ENDPOINT}"
-            looked.append(f"{place}: {' '.join(str(error).split())[:200]}")
+            looked.append(f"{place}: {' '.join(str(error).split())[:400]}")
         else:
             return folder
     raise ModelNotFound(name, looked)

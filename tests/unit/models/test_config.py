@@ -1,0 +1,98 @@
+"""A config.json means the same however it is spelled, and what cannot be computed is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distspec.errors import ConfigError, ModelNotFound
+from distspec.models import ModelConfig, RopeScaling
+from tests.unit.models.shapes import KINDS, LLAMA
+
+
+def read(folder: Path, tree: dict[str, Any], **generation: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(tree))
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_written_and_read_is_the_same(kind: str, tmp_path: Path) -> None:
+    assert read(tmp_path, KINDS[kind].to_tree()) == KINDS[kind]
+
+
+def test_old_and_new_rotary_keys_mean_the_same(tmp_path: Path) -> None:
+    old = LLAMA.to_tree() | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = LLAMA.to_tree() | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
+    del new["rope_theta"]
+    found = read(tmp_path, old)
+    assert found == read(tmp_path, new)
+    assert found.rope_theta == 5e5
+    assert found.rope_scaling == RopeScaling("linear", 2.0)
+
+
+def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA.to_tree() | {"eos_token_id": 7}, eos_token_id=[9, 7]).eos_token_ids == (7, 9)
+    assert read(tmp_path, LLAMA.to_tree() | {"eos_token_id": None}, eos_token_id=None).eos_token_ids == ()
+
+
+def test_heads_default_to_multi_head_attention(tmp_path: Path) -> None:
+    tree = LLAMA.to_tree()
+    del tree["num_key_value_heads"], tree["head_dim"]
+    config = read(tmp_path, tree)
+    assert (config.num_kv_heads, config.head_dim) == (6, 8)
+
+
+def test_qwen2_has_biases_without_saying_so(tmp_path: Path) -> None:
+    tree = KINDS["qwen2"].to_tree()
+    del tree["attention_bias"]
+    config = read(tmp_path, tree)
+    assert config.attention_bias
+    assert not config.output_bias
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("model_type", {"model_type": "gpt_neox"}),
+        ("hidden_act", {"hidden_act": "gelu"}),
+        ("rope_type", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+        ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
+        ("mlp_bias", {"mlp_bias": True}),
+        ("sliding_window", {"model_type": "mistral", "sliding_window": 4096}),
+        ("sliding_window", {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}),
+        ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(key: str, change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key} .* is not supported"):
+        read(tmp_path, LLAMA.to_tree() | change)
+
+
+def test_an_unused_window_is_no_window(tmp_path: Path) -> None:
+    tree = KINDS["qwen2"].to_tree() | {"sliding_window": 4096, "use_sliding_window": False}
+    assert read(tmp_path, tree) == KINDS["qwen2"]
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
+    tree = LLAMA.to_tree()
+    del tree[key]
+    with pytest.raises(ConfigError, match=f"{key}.*missing"):
+        read(tmp_path, tree)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_damaged_json_is_a_config_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_no_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        ModelConfig.from_pretrained(tmp_path)
