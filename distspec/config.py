@@ -173,11 +173,15 @@ def check(config: Config) -> None:
     need = spec.num_speculative_tokens or 0
     if need > config.engine.max_scratch_nodes:
         raise InvalidValue(
-            "speculation.num_speculative_tokens", need, f"at most engine.max_scratch_nodes ({config.engine.max_scratch_nodes})"
+            "speculation.num_speculative_tokens",
+            need,
+            f"at most engine.max_scratch_nodes ({config.engine.max_scratch_nodes})",
         )
     beat = config.coordinator
     if beat.worker_timeout_s < 2 * beat.heartbeat_s:
-        raise InvalidValue("coordinator.worker_timeout_s", beat.worker_timeout_s, f">= 2 x heartbeat_s ({2 * beat.heartbeat_s})")
+        raise InvalidValue(
+            "coordinator.worker_timeout_s", beat.worker_timeout_s, f">= 2 x heartbeat_s ({2 * beat.heartbeat_s})"
+        )
     if config.model.max_model_len is not None and config.engine.num_pages is not None:
         room = config.engine.num_pages * config.engine.page_size
         if room < config.model.max_model_len:

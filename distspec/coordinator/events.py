@@ -32,13 +32,13 @@ class _Event(Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
-class WorkerJoined(_Event):
+class WorkerJoined(_Event, frozen=True):
     """A worker passed the handshake."""
 
     hello: Hello
 
 
-class WorkerLeft(_Event):
+class WorkerLeft(_Event, frozen=True):
     """A worker died, froze, left, or its link was reset: all its futures fail, nothing of it is trusted."""
 
     worker: str
@@ -46,28 +46,28 @@ class WorkerLeft(_Event):
     reason: str
 
 
-class ClientLeft(_Event):
+class ClientLeft(_Event, frozen=True):
     """A client is gone: its requests are aborted."""
 
     client: str
 
 
-class FromWorker(_Event):
+class FromWorker(_Event, frozen=True):
     worker: str
     incarnation: int
     message: Verdict | Progress | Revoked | Freed | Refused | Received | TransferLost | Drafted | Fault
 
 
-class FromClient(_Event):
+class FromClient(_Event, frozen=True):
     client: str
     message: Submit | Cancel
 
 
-class Tick(_Event):
+class Tick(_Event, frozen=True):
     """Time passed: deadlines are looked at. Sent every heartbeat_s."""
 
 
-class Drain(_Event):
+class Drain(_Event, frozen=True):
     """Take no new work to this worker and move what it holds elsewhere (scale-down)."""
 
     worker: str
@@ -76,17 +76,17 @@ class Drain(_Event):
 Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick | Drain
 
 
-class ToWorker(_Event):
+class ToWorker(_Event, frozen=True):
     worker: str
     message: Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
 
 
-class ToClient(_Event):
+class ToClient(_Event, frozen=True):
     client: str
     message: Output
 
 
-class Suspect(_Event):
+class Suspect(_Event, frozen=True):
     """This worker broke the protocol or missed a deadline: reset its link (a WorkerLeft follows)."""
 
     worker: str

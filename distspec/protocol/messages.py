@@ -30,7 +30,7 @@ class _Value(Struct, frozen=True, array_like=True, kw_only=True):
 # -- what a request asks for ------------------------------------------------------------------
 
 
-class SamplingParams(_Value):
+class SamplingParams(_Value, frozen=True):
     """How tokens are drawn. Resolved: the seed is set, stop ids include the model's own.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. choice is the index of n > 1.
@@ -47,14 +47,14 @@ class SamplingParams(_Value):
     stop_token_ids: tuple[int, ...] = ()
 
 
-class SpeculationChoice(_Value):
+class SpeculationChoice(_Value, frozen=True):
     """What a request may choose for itself; None leaves the server's default."""
 
     policy: str | None = None
     num_speculative_tokens: int | None = None
 
 
-class Usage(_Value):
+class Usage(_Value, frozen=True):
     """What a request cost and how speculation went; times in seconds of the coordinator's clock.
 
     rounds: verdicts that committed something. drafted, accepted: nodes judged on the committed path's
@@ -77,19 +77,19 @@ class Usage(_Value):
 # -- client <-> coordinator ------------------------------------------------------------------
 
 
-class ClientHello(_Message):
+class ClientHello(_Message, frozen=True):
     """A client joins; `version` must be PROTOCOL_VERSION."""
 
     client: str
     version: int
 
 
-class ClientWelcome(_Message):
+class ClientWelcome(_Message, frozen=True):
     term: int
     heartbeat_s: float
 
 
-class Submit(_Message):
+class Submit(_Message, frozen=True):
     """A request, or the rest of one whose coordinator died: `emitted` are its committed tokens so far."""
 
     key: str
@@ -99,11 +99,11 @@ class Submit(_Message):
     speculation: SpeculationChoice = SpeculationChoice()
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True):
     key: str
 
 
-class Output(_Message):
+class Output(_Message, frozen=True):
     """Tokens start .. start+len(tokens) of the stream. A finish_reason makes it the terminal message.
 
     finish_reason: "stop" | "length" | "abort" | "error". error: (code, message, field).
@@ -120,7 +120,7 @@ class Output(_Message):
 # -- worker <-> coordinator: joining -----------------------------------------------------------
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True):
     """A worker joins. fingerprint: what must agree in a fleet, by name (version, model, dtype, pages...).
 
     role: prefill | decode | verify | draft. slots: requests it can hold. capacity: KV tokens.
@@ -142,19 +142,19 @@ class Hello(_Message):
     node: str = ""
 
 
-class Welcome(_Message):
+class Welcome(_Message, frozen=True):
     term: int
     heartbeat_s: float
     lease_s: float
 
 
-class Refuse(_Message):
+class Refuse(_Message, frozen=True):
     """The coordinator does not take this peer; reason names what differs."""
 
     reason: str
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, frozen=True):
     """Either way, every heartbeat_s; the coordinator's renews the worker's fleet lease."""
 
     busy: bool = False
@@ -163,7 +163,7 @@ class Heartbeat(_Message):
 # -- coordinator -> target worker -----------------------------------------------------------
 
 
-class Node(_Value):
+class Node(_Value, frozen=True):
     """One speculated token: parent is a node id, or ROOT."""
 
     id: int
@@ -171,13 +171,14 @@ class Node(_Value):
     token: int
 
 
-class Extend(_Message):
+class Extend(_Message, frozen=True):
     """Compute committed tokens and judge nodes: prefill, decode and verification alike.
 
     In order: keep the nodes in `commit` (they became committed, oldest first), free those in `drop`,
     append `tokens` at position `start` (which must then be the committed length), add `nodes` below.
     Answered by one Verdict with the outcome after the last committed token (node ROOT) and after each
-    node, or by Refused. params come with the first Extend or Lease of a request on this worker.
+    node, or by Refused. params come with the first Extend or Lease of a request on this worker. A `start`
+    above 0 of a request that is not open here gets no answer: it was given up, and that was said already.
     ROOT's outcome is only there if `tokens` is not empty.
     """
 
@@ -192,7 +193,7 @@ class Extend(_Message):
     params: SamplingParams | None = None
 
 
-class Lease(_Message):
+class Lease(_Message, frozen=True):
     """Run rounds on your own from here (local drafter), and stream Progress until the request ends.
 
     Committed work as in Extend; never carries nodes. `emitted` of the committed tokens are output.
@@ -212,21 +213,26 @@ class Lease(_Message):
     params: SamplingParams | None = None
 
 
-class Revoke(_Message):
+class Revoke(_Message, frozen=True):
     """End the lease; answered by Revoked after the rounds in flight have drained."""
 
     request: int
     epoch: int
 
 
-class Drop(_Message):
-    """Forget a request: abort what runs, close its tickets, free its pages. Answered by Freed."""
+class Drop(_Message, frozen=True):
+    """Forget a request: abort what runs, close its tickets, free its pages.
+
+    Answered by Freed, unless the request is not open here: then it was given up, and that was said already.
+    An opening (first Extend, Lease or ReceiveKV) is ended by exactly one of Freed, Refused or a TransferLost
+    that says freed, so a credit returns once.
+    """
 
     request: int
     epoch: int
 
 
-class SendKV(_Message):
+class SendKV(_Message, frozen=True):
     """Send KV of committed positions [start, start+length) to `peer` under this ticket."""
 
     request: int
@@ -238,7 +244,7 @@ class SendKV(_Message):
     length: int
 
 
-class ReceiveKV(_Message):
+class ReceiveKV(_Message, frozen=True):
     """Reserve pages and receive under this ticket; answered by Received or TransferLost.
 
     tokens are the committed tokens [0, start+length): the worker's books and prefix cache need them.
@@ -258,7 +264,7 @@ class ReceiveKV(_Message):
 # -- target worker -> coordinator ---------------------------------------------------------------
 
 
-class Verdict(_Message):
+class Verdict(_Message, frozen=True):
     """Outcomes of one Extend, as (node id, token) pairs. span: wall clock start and end of its steps.
 
     cached: committed tokens that the prefix cache already held.
@@ -272,7 +278,7 @@ class Verdict(_Message):
     span: tuple[float, float] = (0.0, 0.0)
 
 
-class Progress(_Message):
+class Progress(_Message, frozen=True):
     """Committed tokens of a leased request, at output positions start .. (gap-free, in order).
 
     accepted[i], drafted[i]: of the i-th round in this message. ended: the lease ended by stop or length.
@@ -288,7 +294,7 @@ class Progress(_Message):
     span: tuple[float, float] = (0.0, 0.0)
 
 
-class Revoked(_Message):
+class Revoked(_Message, frozen=True):
     """The lease is over; the stream's output length is final. computed: committed KV length held."""
 
     request: int
@@ -297,14 +303,14 @@ class Revoked(_Message):
     computed: int
 
 
-class Freed(_Message):
+class Freed(_Message, frozen=True):
     """Nothing of this request is left here; its credit returns."""
 
     request: int
     epoch: int
 
 
-class Refused(_Message):
+class Refused(_Message, frozen=True):
     """The request was given up here for want of pages or slots, and everything of it freed.
 
     task: the future that ends with it, if any. Doubles as Freed.
@@ -316,29 +322,31 @@ class Refused(_Message):
     task: int | None = None
 
 
-class Received(_Message):
+class Received(_Message, frozen=True):
     request: int
     epoch: int
     ticket: int
     span: tuple[float, float] = (0.0, 0.0)
 
 
-class TransferLost(_Message):
-    """A ticket failed on this side; the receiver has freed what it had reserved for the request."""
+class TransferLost(_Message, frozen=True):
+    """A ticket failed on this side. freed: the receiver says it, nothing of the request is left here (as Freed)."""
 
     request: int
     epoch: int
     ticket: int
     reason: str
+    freed: bool = False
 
 
 # -- coordinator <-> draft worker ----------------------------------------------------------------
 
 
-class Draft(_Message):
+class Draft(_Message, frozen=True):
     """Cut your sequence of this request to `keep` tokens, append `tokens`, then propose `count` more.
 
-    The sequence is committed tokens followed by the path that is drafted upon. params as in Extend.
+    The sequence is committed tokens followed by the path that is drafted upon; what was proposed is not part
+    of it until it comes back in `tokens`. params as in Extend.
     """
 
     request: int
@@ -350,7 +358,7 @@ class Draft(_Message):
     params: SamplingParams | None = None
 
 
-class Drafted(_Message):
+class Drafted(_Message, frozen=True):
     """A tree of at most `count` nodes below the end of the sequence: parents[i] < i, or ROOT."""
 
     request: int
@@ -361,7 +369,7 @@ class Drafted(_Message):
     span: tuple[float, float] = (0.0, 0.0)
 
 
-class Fault(_Message):
+class Fault(_Message, frozen=True):
     """Something broke in a worker that goes on: logged and counted by the coordinator."""
 
     reason: str

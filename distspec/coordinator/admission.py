@@ -1,0 +1,96 @@
+"""Credits: what each worker has granted, what is out, and who gets the next request.
+
+One credit is one request open on a worker: taken when the message that opens it is sent, returned by Freed or
+Refused. KV room is an estimate by lengths; a worker may still refuse, and the request is queued again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from distspec.coordinator.routing import PrefixIndex
+from distspec.protocol.messages import Hello
+
+OPEN_COST = 64
+"""What one more open request weighs against uncached prompt tokens when a worker is chosen."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker that is in the fleet. opened: requests open there, by number, with their latest known length."""
+
+    hello: Hello
+    out: int = 0
+    opened: dict[int, int] = field(default_factory=dict)
+    draining: bool = False
+
+    @property
+    def credits(self) -> int:
+        return 0 if self.draining else self.hello.slots - self.out
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a request of this length fits beside what is open, by estimate; always if nothing is."""
+        if not self.opened:
+            return True
+        page = self.hello.page_size
+        used = sum(length + 2 * page for length in self.opened.values())
+        return used + tokens + 2 * page <= self.hello.capacity
+
+
+class Credits:
+    """The workers of the fleet and what is open on each."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.prefixes = PrefixIndex()
+
+    def join(self, hello: Hello) -> None:
+        self.workers[hello.worker] = Worker(hello)
+        self.prefixes.forget(hello.worker)
+
+    def leave(self, worker: str) -> None:
+        self.workers.pop(worker, None)
+        self.prefixes.forget(worker)
+
+    def role(self, role: str) -> list[str]:
+        return [name for name, worker in self.workers.items() if worker.hello.role == role]
+
+    def take(self, worker: str, request: int, tokens: int) -> None:
+        """One credit is out. The caller has seen that there is one."""
+        entry = self.workers[worker]
+        entry.out += 1
+        entry.opened[request] = tokens
+
+    def grow(self, worker: str, request: int, tokens: int) -> None:
+        if request in self.workers[worker].opened:
+            self.workers[worker].opened[request] = tokens
+
+    def close(self, worker: str, request: int) -> None:
+        """The request is being dropped there: its room counts as free, its credit is still out."""
+        if worker in self.workers:
+            self.workers[worker].opened.pop(request, None)
+
+    def give_back(self, worker: str) -> None:
+        entry = self.workers[worker]
+        entry.out -= 1
+
+    def choose(self, candidates: Iterable[str], tokens: Sequence[int]) -> str | None:
+        """The worker with a credit and room that has least to do for this request; None if there is none."""
+
+        def cost(name: str) -> tuple[int, str]:
+            uncached = len(tokens) - self.prefixes.matched(name, tokens)
+            return uncached + OPEN_COST * self.workers[name].out, name
+
+        return self._cheapest(candidates, len(tokens), cost)
+
+    def least_loaded(self, candidates: Iterable[str], tokens: int) -> str | None:
+        return self._cheapest(candidates, tokens, lambda name: (self.workers[name].out, name))
+
+    def _cheapest(self, candidates: Iterable[str], tokens: int, cost: Callable[[str], tuple[int, str]]) -> str | None:
+        able = [name for name in candidates if self._can_take(name, tokens)]
+        return min(able, key=cost, default=None)
+
+    def _can_take(self, name: str, tokens: int) -> bool:
+        worker = self.workers.get(name)
+        return worker is not None and worker.credits > 0 and worker.has_room(tokens)

@@ -1,0 +1,185 @@
+"""What the handlers of the machine share: requests, credits, numbers, and the commands they return.
+
+Knows how a request is opened and closed on a worker. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+
+from msgspec import Struct
+
+from distspec.coordinator import events
+from distspec.coordinator.admission import Credits
+from distspec.coordinator.request import Drafting, Holding, Request, State, Task
+from distspec.errors import RequestError
+from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV
+
+ToWorker = Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What the machine is told once; a journal carries it. width None: from the measured step cost.
+
+    local_drafts: drafting happens inside the decode worker. room: most scratch nodes of a request.
+    """
+
+    policy: str = "sd"
+    allowed_policies: tuple[str, ...] = ("ar", "sd", "dsi")
+    local_drafts: bool = False
+    width: int | None = None
+    lookahead: int = 2
+    room: int = 64
+    max_queued_requests: int = 256
+    task_timeout_s: float = 120.0
+    unavailable_s: float = 60.0
+
+
+class Context:
+    """The books of the machine. `now` and `out` belong to the event being handled."""
+
+    def __init__(self, settings: Settings, term: int) -> None:
+        self.settings, self.term = settings, term
+        self.credits = Credits()
+        self.requests: dict[int, Request] = {}
+        self.keys: dict[tuple[str, str], int] = {}
+        self.queue: list[int] = []
+        self.counters: Counter[str] = Counter()
+        self.heard: dict[str, float] = {}
+        self.decoder_seen_s: float | None = None
+        self._tried, self._kept = 10, 6
+        self.now = 0.0
+        self.out: list[events.Command] = []
+        self._number = 0
+        self._future = 0
+
+    def number(self) -> int:
+        """A request number, unique within the term."""
+        self._number += 1
+        return self._number
+
+    def future(self) -> int:
+        """A task or ticket number, unique within the term."""
+        self._future += 1
+        return self._future
+
+    @property
+    def acceptance(self) -> float:
+        """How often a draft is right if those before it were, over all requests; from a prior of ten drafts."""
+        return self._kept / self._tried
+
+    def learn(self, *, tried: int, kept: int) -> None:
+        """Drafts that the walk reached, and how many of them it kept."""
+        self._tried += tried
+        self._kept += kept
+
+    # -- commands --------------------------------------------------------------------------
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        self.out.append(events.ToWorker(worker, message))
+
+    def suspect(self, worker: str, reason: str) -> None:
+        self.counters["suspects"] += 1
+        self.out.append(events.Suspect(worker, reason))
+
+    def refuse(self, client: str, key: str, error: RequestError, start: int = 0) -> None:
+        """The terminal message of a request that is not served."""
+        self.counters["refused"] += 1
+        what = (error.code, error.message, error.field)
+        output = Output(key=key, start=start, tokens=(), finish_reason="error", error=what)
+        self.out.append(events.ToClient(client, output))
+
+    def emit(self, request: Request, start: int, reason: str | None) -> None:
+        """Output tokens from `start` on; with a reason, the terminal message."""
+        tokens = tuple(request.tokens[request.prompt_length + start :])
+        if not tokens and reason is None:
+            return
+        if request.tally.first_s is None and tokens:
+            request.tally.first_s = self.now
+        usage = request.usage(self.now) if reason else None
+        output = Output(key=request.key, start=start, tokens=tokens, finish_reason=reason, usage=usage)
+        self.out.append(events.ToClient(request.client, output))
+        self.counters["tokens"] += len(tokens)
+
+    # -- opening and closing on workers ----------------------------------------------------
+
+    def reserve(self, request: Request, worker: str) -> Holding:
+        """Take a credit for this request; nothing is sent yet."""
+        self.credits.take(worker, request.number, len(request.tokens))
+        hold = request.holds[worker] = Holding(epoch=request.epoch)
+        return hold
+
+    def close(self, request: Request, worker: str) -> None:
+        """Drop a request from a target worker; its futures there are void."""
+        hold = request.holds.pop(worker)
+        self.forget_tasks(request, worker)
+        self.credits.close(worker, request.number)
+        if worker not in self.credits.workers:
+            return
+        if hold.opened:
+            self.send(worker, Drop(request=request.number, epoch=request.epoch))
+        else:
+            self.credits.give_back(worker)
+
+    def lose(self, request: Request, worker: str) -> None:
+        """A target worker holds nothing of the request any more, by its own word or its death."""
+        request.holds.pop(worker, None)
+        self.forget_tasks(request, worker)
+        self.credits.close(worker, request.number)
+
+    def forget_tasks(self, request: Request, worker: str) -> None:
+        for number in [n for n, task in request.tasks.items() if task.worker == worker]:
+            del request.tasks[number]
+
+    def attach_drafter(self, request: Request, worker: str) -> None:
+        """Bind a drafter. One inside the home worker needs no credit of its own."""
+        if worker != request.home:
+            self.credits.take(worker, request.number, len(request.tokens))
+        request.drafting = Drafting(worker=worker, epoch=request.epoch)
+
+    def detach_drafter(self, request: Request) -> None:
+        draft, request.drafting = request.drafting, None
+        if draft is None or draft.worker not in self.credits.workers or draft.worker in request.holds:
+            return
+        self.credits.close(draft.worker, request.number)
+        self.send(draft.worker, Drop(request=request.number, epoch=request.epoch))
+
+    # -- the queue -------------------------------------------------------------------------
+
+    def enqueue(self, request: Request) -> None:
+        """In order of arrival, so what was preempted goes first."""
+        insort(self.queue, request.number)
+
+    def requeue(self, request: Request) -> None:
+        """Everything computed for it is given up; its committed tokens stay. The drafter is kept."""
+        draft = request.drafting
+        if draft is not None and draft.worker in request.holds:
+            request.drafting = None
+        request.void()
+        for worker in list(request.holds):
+            self.close(request, worker)
+        request.home = request.prefiller = None
+        request.avoid.clear()
+        request.move(State.QUEUED)
+        self.enqueue(request)
+        self.counters["requeued"] += 1
+
+    def forget(self, request: Request) -> None:
+        """The terminal message was said: free everything everywhere."""
+        was_queued = request.state is State.QUEUED
+        request.move(State.DONE)
+        for worker, hold in request.holds.items():
+            self.credits.prefixes.note(worker, request.tokens[: hold.computed])
+        self.detach_drafter(request)
+        for worker in list(request.holds):
+            self.close(request, worker)
+        if was_queued:
+            self.queue.remove(request.number)
+        del self.requests[request.number]
+        del self.keys[request.client, request.key]
+
+    def open_task(self, request: Request, worker: str, nodes: tuple[int, ...]) -> int:
+        number = self.future()
+        request.tasks[number] = Task(worker, request.tree.root, nodes, self.now)
+        return number

@@ -1,0 +1,230 @@
+"""A request's way: queue, prefill, transfer, then a lease or driven futures, then its one terminal message.
+
+Each function handles one turn of that way and leaves the books whole. How futures are chosen is in `driving`.
+"""
+
+from __future__ import annotations
+
+from distspec.coordinator import driving
+from distspec.coordinator.context import Context
+from distspec.coordinator.request import Request, State
+from distspec.errors import Unavailable
+from distspec.protocol.messages import Extend, Lease, Progress, ReceiveKV, Revoke, SendKV, finish_reason
+
+MAX_REFUSALS = 100
+"""Times a request may be given up by workers before it ends in an error instead of another try."""
+
+
+def admit(ctx: Context) -> None:
+    """Give queued requests to workers, oldest first, as far as credits and room go."""
+    while ctx.queue:
+        request = ctx.requests[ctx.queue[0]]
+        decoders, prefillers = ctx.credits.role("decode"), ctx.credits.role("prefill")
+        home = ctx.credits.choose(decoders, request.tokens)
+        prefiller = ctx.credits.choose(prefillers, request.tokens) if prefillers else home
+        if home is None or prefiller is None:
+            return
+        ctx.queue.pop(0)
+        request.home, request.prefiller = home, prefiller
+        ctx.reserve(request, home)
+        if prefiller != home:
+            ctx.reserve(request, prefiller)
+        request.move(State.PREFILL)
+        prefill(ctx, request, prefiller)
+
+
+def prefill(ctx: Context, request: Request, worker: str) -> None:
+    """Compute all committed tokens there, and the outcome after the last."""
+    hold = request.holds[worker]
+    hold.opened, hold.computed = True, len(request.tokens)
+    task = ctx.open_task(request, worker, ())
+    ctx.credits.prefixes.note(worker, request.tokens)
+    ctx.send(
+        worker,
+        Extend(
+            request=request.number,
+            epoch=request.epoch,
+            task=task,
+            start=0,
+            tokens=tuple(request.tokens),
+            params=request.params,
+        ),
+    )
+
+
+def prefilled(ctx: Context, request: Request) -> None:
+    """The first outcome was committed and the request goes on: bring its KV home, then decode."""
+    assert request.home is not None
+    assert request.prefiller is not None
+    if request.prefiller == request.home:
+        decode(ctx, request)
+        return
+    request.move(State.TRANSFER)
+    send_kv(ctx, request, request.prefiller, request.home)
+
+
+def send_kv(ctx: Context, request: Request, source: str, to: str) -> None:
+    """Send what `source` holds of the committed tokens. The receiver's books are told the tokens."""
+    ticket, length = ctx.future(), request.holds[source].said
+    hold = request.holds[to]
+    hold.opened, hold.ticket, hold.source, hold.sent_s = True, ticket, source, ctx.now
+    hold.computed = length
+    incarnations = {name: ctx.credits.workers[name].hello.incarnation for name in (source, to)}
+    ctx.send(
+        to,
+        ReceiveKV(
+            request=request.number,
+            epoch=request.epoch,
+            ticket=ticket,
+            peer=source,
+            peer_incarnation=incarnations[source],
+            start=0,
+            length=length,
+            tokens=tuple(request.tokens[:length]),
+            params=request.params,
+        ),
+    )
+    ctx.send(
+        source,
+        SendKV(
+            request=request.number,
+            epoch=request.epoch,
+            ticket=ticket,
+            peer=to,
+            peer_incarnation=incarnations[to],
+            start=0,
+            length=length,
+        ),
+    )
+
+
+def received(ctx: Context, request: Request, worker: str) -> None:
+    """KV arrived. At home, decoding begins; at a verifier, it may judge from now on."""
+    hold = request.holds[worker]
+    hold.ticket = hold.source = None
+    ctx.credits.prefixes.note(worker, request.tokens[: hold.computed])
+    if request.state is State.TRANSFER and worker == request.home:
+        assert request.prefiller is not None
+        ctx.close(request, request.prefiller)
+        decode(ctx, request)
+    elif request.state is State.DRIVEN:
+        driving.drive(ctx, request)
+
+
+def decode(ctx: Context, request: Request) -> None:
+    """KV is at home: drive futures if the policy wants remote work and a drafter is there, else lease."""
+    if driving.wants_lease(ctx, request):
+        lease(ctx, request)
+    else:
+        request.move(State.DRIVEN)
+        bind_verifiers(ctx, request)
+        driving.drive(ctx, request)
+
+
+def lease(ctx: Context, request: Request) -> None:
+    """Let the home worker run rounds on its own. Nothing of the request is in flight there."""
+    home = request.home
+    assert home is not None
+    request.move(State.LEASED)
+    request.leased_s = ctx.now
+    for other in [name for name in request.holds if name != home]:
+        ctx.close(request, other)
+    request.void()
+    hold = request.holds[home]
+    commit, drop = hold.take_fates()
+    drafts = ctx.credits.workers[home].hello.drafts and request.policy != "ar"
+    start, hold.computed = hold.computed, len(request.tokens) - 1
+    ctx.send(
+        home,
+        Lease(
+            request=request.number,
+            epoch=request.epoch,
+            start=start,
+            tokens=tuple(request.tokens[start:]),
+            commit=commit,
+            drop=drop,
+            history=tuple(request.tokens[:start]) if drafts else (),
+            emitted=request.emitted,
+            num_speculative_tokens=driving.width(ctx, request) if drafts else 0,
+            params=request.params,
+        ),
+    )
+
+
+def revoke(ctx: Context, request: Request) -> None:
+    """Ask a leased request back, to drive it from here."""
+    assert request.home is not None
+    request.move(State.REVOKING)
+    ctx.send(request.home, Revoke(request=request.number, epoch=request.epoch))
+
+
+def progress(ctx: Context, request: Request, message: Progress) -> None:
+    """Tokens of a leased request. A gap or a repeat is a fault of the worker."""
+    assert request.home is not None
+    if message.start != request.emitted:
+        ctx.suspect(request.home, f"progress of request {request.number} at {message.start}, not {request.emitted}")
+        return
+    reason = None
+    for token in message.tokens:
+        request.tokens.append(token)
+        reason = finish_reason(request.params, request.emitted, token)
+        if reason:
+            break
+    request.holds[request.home].computed = len(request.tokens) - 1
+    ctx.credits.grow(request.home, request.number, len(request.tokens))
+    for drafted, accepted in zip(message.drafted, message.accepted, strict=True):
+        request.tally.rounds += 1
+        driving.tally_round(ctx, request, drafted, accepted)
+    ctx.emit(request, message.start, reason)
+    if reason:
+        ctx.forget(request)
+
+
+def lost_worker(ctx: Context, request: Request, worker: str) -> None:
+    """A worker that had a part in this request no longer has: go on without it, or start over elsewhere."""
+    ctx.lose(request, worker)
+    if request.drafting and request.drafting.worker == worker:
+        request.drafting = None
+    for other in [name for name, hold in request.holds.items() if hold.source == worker and hold.ticket]:
+        ctx.close(request, other)
+        lost_ticket(ctx, request, other)
+    needs = {State.PREFILL: {request.home, request.prefiller}, State.TRANSFER: {request.home, request.prefiller}}
+    if request.state in (State.QUEUED, State.DONE):
+        return
+    if worker in needs.get(request.state, {request.home}):
+        ctx.requeue(request)
+    elif request.state is State.DRIVEN:
+        driving.drive(ctx, request)
+
+
+def lost_ticket(ctx: Context, request: Request, worker: str) -> None:
+    """KV did not arrive at `worker`, which holds nothing of the request any more."""
+    ctx.counters["transfers_lost"] += 1
+    request.avoid.add(worker)
+    if request.state is State.TRANSFER and worker == request.home:
+        ctx.requeue(request)
+
+
+def refused(ctx: Context, request: Request, worker: str) -> None:
+    """A worker gave the request up and freed it; its credit is back already."""
+    request.refusals += worker in request.holds
+    ctx.lose(request, worker)
+    if request.refusals > MAX_REFUSALS:
+        ctx.refuse(request.client, request.key, Unavailable("no worker has room for this request"), request.emitted)
+        ctx.forget(request)
+        return
+    request.avoid.add(worker)
+    lost_worker(ctx, request, worker)
+
+
+def bind_verifiers(ctx: Context, request: Request) -> None:
+    """Send KV to the verifiers that the policy wants beside home: all for `dsi`, one for `sd`."""
+    assert request.home is not None
+    pool = [name for name in ctx.credits.role("verify") if name not in request.avoid]
+    bound = [name for name in request.holds if name != request.home]
+    for _ in range((len(pool) if request.policy == "dsi" else min(1, len(pool))) - len(bound)):
+        worker = ctx.credits.least_loaded((name for name in pool if name not in request.holds), len(request.tokens))
+        if worker is None:
+            return
+        ctx.reserve(request, worker)
+        send_kv(ctx, request, request.home, worker)

@@ -1,0 +1,334 @@
+"""The coordinator's heart: events in, commands out; no socket, no clock, no tensor.
+
+`handle(event, now)` is the only way in. It alone changes requests; what it returns is to be sent in order.
+An event that names something gone (an old incarnation, a finished request, a void future) changes nothing
+but the credits that it returns: this is the one place where stale messages are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from distspec.coordinator import driving, events, lifecycle
+from distspec.coordinator.context import Context, Settings
+from distspec.coordinator.events import Command, Event
+from distspec.coordinator.request import Request, State
+from distspec.errors import InvalidField, Overloaded, RequestError, Unavailable
+from distspec.protocol.messages import (
+    Cancel,
+    Drafted,
+    Fault,
+    Freed,
+    Progress,
+    Received,
+    Refused,
+    Revoked,
+    Submit,
+    TransferLost,
+    Verdict,
+    finish_reason,
+)
+
+
+class Machine:
+    """The state of one coordinator life. term grows with every life of the coordinator of a fleet."""
+
+    def __init__(self, settings: Settings, term: int) -> None:
+        self._ctx = Context(settings, term)
+        self._events: dict[type, Callable[[Any], None]] = {
+            events.WorkerJoined: self._worker_joined,
+            events.WorkerLeft: self._worker_left,
+            events.ClientLeft: self._client_left,
+            events.FromWorker: self._from_worker,
+            events.FromClient: self._from_client,
+            events.Tick: self._tick,
+            events.Drain: self._drain,
+        }
+        self._messages: dict[type, Callable[[Request, str, Any], None]] = {
+            Verdict: self._verdict,
+            Drafted: self._drafted,
+            Progress: self._progress,
+            Revoked: self._revoked,
+            Received: self._received,
+            TransferLost: self._transfer_lost,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event at time `now` (seconds, never falling). Returns what to send, in order."""
+        ctx = self._ctx
+        ctx.now, ctx.out = now, []
+        self._events[type(event)](event)
+        lifecycle.admit(ctx)
+        return ctx.out
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `distspec status` and the metrics show: plain values."""
+        ctx = self._ctx
+        return {
+            "term": ctx.term,
+            "queued": len(ctx.queue),
+            "acceptance": ctx.acceptance,
+            "counters": dict(ctx.counters),
+            "workers": {
+                name: {"role": w.hello.role, "open": w.out, "slots": w.hello.slots, "node": w.hello.node}
+                for name, w in ctx.credits.workers.items()
+            },
+            "requests": {
+                number: {
+                    "state": request.state.value,
+                    "policy": request.policy,
+                    "tokens": len(request.tokens),
+                    "emitted": request.emitted,
+                    "workers": sorted(request.holds),
+                }
+                for number, request in ctx.requests.items()
+            },
+        }
+
+    # -- clients -----------------------------------------------------------------------------
+
+    def _from_client(self, event: events.FromClient) -> None:
+        if isinstance(event.message, Cancel):
+            self._cancel(event.client, event.message.key)
+            return
+        try:
+            self._submit(event.client, event.message)
+        except RequestError as error:
+            self._ctx.refuse(event.client, event.message.key, error, len(event.message.emitted))
+
+    def _submit(self, client: str, message: Submit) -> None:
+        ctx, choice = self._ctx, message.speculation
+        policy = choice.policy or ctx.settings.policy
+        if policy not in ctx.settings.allowed_policies:
+            raise InvalidField("speculation.policy", policy, f"one of {', '.join(ctx.settings.allowed_policies)}")
+        wide = choice.num_speculative_tokens
+        if wide is not None and not 1 <= wide <= ctx.settings.room:
+            raise InvalidField("speculation.num_speculative_tokens", wide, f"1 to {ctx.settings.room}")
+        if (client, message.key) in ctx.keys:
+            raise InvalidField("key", message.key, "a key that is not in use")
+        if len(ctx.queue) >= ctx.settings.max_queued_requests and not message.emitted:
+            raise Overloaded(f"{len(ctx.queue)} requests are waiting")
+        if self._is_deserted():
+            raise Unavailable("no decode worker is alive")
+        params = self._fit(message)
+        request = Request(
+            ctx.number(), client, message.key, message.prompt, message.emitted, params, policy, wide, ctx.now
+        )
+        ctx.counters["requests"] += 1
+        ctx.requests[request.number] = request
+        ctx.keys[client, message.key] = request.number
+        ctx.enqueue(request)
+        if message.emitted:
+            reason = finish_reason(params, len(message.emitted), message.emitted[-1])
+            if reason:
+                ctx.emit(request, request.emitted, reason)
+                ctx.forget(request)
+
+    def _fit(self, message: Submit) -> Any:
+        """The parameters, with max_tokens cut to what the model's context leaves. Raises InvalidField."""
+        prompt, params = message.prompt, message.params
+        if not prompt:
+            raise InvalidField("prompt", "no tokens", "at least one token")
+        if params.max_tokens < 1:
+            raise InvalidField("max_tokens", params.max_tokens, "at least 1")
+        hellos = [w.hello for w in self._ctx.credits.workers.values() if w.hello.role != "draft"]
+        if not hellos:
+            return params
+        vocab, longest = min(h.vocab_size for h in hellos), min(h.max_model_len for h in hellos)
+        if not all(0 <= token < vocab for token in prompt):
+            raise InvalidField("prompt", "a token id outside the vocabulary", f"ids 0 to {vocab - 1}")
+        if len(prompt) >= longest:
+            raise InvalidField("prompt", f"{len(prompt)} tokens", f"at most {longest - 1} (max_model_len {longest})")
+        tokens = min(params.max_tokens, longest - len(prompt))
+        room = min(h.capacity - 2 * h.page_size for h in hellos) - self._ctx.settings.room
+        if len(prompt) + tokens > room:
+            raise InvalidField("max_tokens", f"{len(prompt)} prompt + {tokens}", f"at most {room} in all (KV capacity)")
+        return msgspec.structs.replace(params, max_tokens=tokens)
+
+    def _is_deserted(self) -> bool:
+        """No decode worker now, nor for some time: waiting would be a promise nobody keeps."""
+        ctx = self._ctx
+        if ctx.credits.role("decode"):
+            ctx.decoder_seen_s = ctx.now
+        if ctx.decoder_seen_s is None:
+            ctx.decoder_seen_s = ctx.now
+        return ctx.now - ctx.decoder_seen_s > ctx.settings.unavailable_s
+
+    def _cancel(self, client: str, key: str) -> None:
+        number = self._ctx.keys.get((client, key))
+        if number is not None:
+            request = self._ctx.requests[number]
+            self._ctx.emit(request, request.emitted, "abort")
+            self._ctx.forget(request)
+
+    def _client_left(self, event: events.ClientLeft) -> None:
+        for client, key in list(self._ctx.keys):
+            if client == event.client:
+                self._cancel(client, key)
+
+    # -- workers come and go -------------------------------------------------------------------
+
+    def _worker_joined(self, event: events.WorkerJoined) -> None:
+        hello = event.hello
+        if hello.worker in self._ctx.credits.workers:
+            self._lose(hello.worker)
+        self._ctx.credits.join(hello)
+        self._ctx.heard[hello.worker] = self._ctx.now
+        for request in self._ctx.requests.values():
+            request.avoid.discard(hello.worker)
+
+    def _worker_left(self, event: events.WorkerLeft) -> None:
+        known = self._ctx.credits.workers.get(event.worker)
+        if known is not None and known.hello.incarnation == event.incarnation:
+            self._lose(event.worker)
+
+    def _lose(self, worker: str) -> None:
+        self._ctx.credits.leave(worker)
+        self._ctx.counters["workers_lost"] += 1
+        for request in list(self._ctx.requests.values()):
+            drafter = request.drafting.worker if request.drafting else None
+            sources = {hold.source for hold in request.holds.values()}
+            if worker in request.holds or worker == drafter or worker in sources:
+                lifecycle.lost_worker(self._ctx, request, worker)
+                self._settle(request)
+
+    def _drain(self, event: events.Drain) -> None:
+        ctx = self._ctx
+        if event.worker not in ctx.credits.workers:
+            return
+        ctx.credits.workers[event.worker].draining = True
+        for request in list(ctx.requests.values()):
+            if request.drafting and request.drafting.worker == event.worker:
+                ctx.detach_drafter(request)
+            if event.worker in (request.home, request.prefiller) and event.worker in request.holds:
+                ctx.requeue(request)
+            elif event.worker in request.holds:
+                ctx.close(request, event.worker)
+            if request.state is State.DRIVEN:
+                driving.drive(ctx, request)
+                self._settle(request)
+
+    # -- messages of workers --------------------------------------------------------------------
+
+    def _from_worker(self, event: events.FromWorker) -> None:
+        ctx, message = self._ctx, event.message
+        worker = ctx.credits.workers.get(event.worker)
+        if worker is None or worker.hello.incarnation != event.incarnation:
+            return
+        ctx.heard[event.worker] = ctx.now
+        if isinstance(message, Fault):
+            ctx.counters["faults"] += 1
+            return
+        request = ctx.requests.get(message.request)
+        if isinstance(message, Freed):
+            ctx.credits.give_back(event.worker)
+            return
+        if isinstance(message, Refused):
+            ctx.credits.give_back(event.worker)
+            if request is not None and self._is_opening(request, event.worker, message.epoch):
+                lifecycle.refused(ctx, request, event.worker)
+                self._settle(request)
+            return
+        if isinstance(message, TransferLost) and message.freed:
+            ctx.credits.give_back(event.worker)
+        if request is not None:
+            self._messages[type(message)](request, event.worker, message)
+            self._settle(request)
+
+    def _is_opening(self, request: Request, worker: str, epoch: int) -> bool:
+        """Whether a refusal speaks of what is open there now, not of an opening that was dropped since."""
+        hold, draft = request.holds.get(worker), request.drafting
+        if hold is not None:
+            return hold.opened and epoch >= hold.epoch
+        return draft is not None and draft.worker == worker and epoch >= draft.epoch
+
+    def _verdict(self, request: Request, worker: str, message: Verdict) -> None:
+        driving.verdict(self._ctx, request, message)
+        if request.state is State.PREFILL:
+            request.tally.cached = max(request.tally.cached, message.cached)
+            if request.tree.nodes[request.tree.root].outcome is not None and not driving.advance(self._ctx, request):
+                lifecycle.prefilled(self._ctx, request)
+        elif request.state is State.DRIVEN:
+            driving.drive(self._ctx, request)
+
+    def _drafted(self, request: Request, worker: str, message: Drafted) -> None:
+        driving.drafted(self._ctx, request, message)
+        if request.state is State.DRIVEN:
+            driving.drive(self._ctx, request)
+
+    def _progress(self, request: Request, worker: str, message: Progress) -> None:
+        leased = request.state in (State.LEASED, State.REVOKING)
+        if leased and worker == request.home and message.epoch == request.epoch:
+            lifecycle.progress(self._ctx, request, message)
+
+    def _revoked(self, request: Request, worker: str, message: Revoked) -> None:
+        if request.state is not State.REVOKING or worker != request.home or message.epoch != request.epoch:
+            return
+        if message.length != request.emitted:
+            self._ctx.suspect(worker, f"lease ended at {message.length}, progress at {request.emitted}")
+            return
+        request.holds[worker].computed = message.computed
+        lifecycle.decode(self._ctx, request)
+
+    def _received(self, request: Request, worker: str, message: Received) -> None:
+        hold = request.holds.get(worker)
+        if hold is not None and hold.ticket == message.ticket:
+            lifecycle.received(self._ctx, request, worker)
+
+    def _transfer_lost(self, request: Request, worker: str, message: TransferLost) -> None:
+        """Of the receiver, which has freed the request, or of the sender, whose receiver is then dropped."""
+        ctx = self._ctx
+        for name, hold in list(request.holds.items()):
+            if hold.ticket == message.ticket:
+                if message.freed:
+                    ctx.lose(request, name)
+                else:
+                    ctx.close(request, name)
+                lifecycle.lost_ticket(ctx, request, name)
+
+    def _settle(self, request: Request) -> None:
+        """Lease a driven request that wants it, once nothing of it is in flight at home."""
+        if request.state is State.DRIVEN and not request.tasks and driving.wants_lease(self._ctx, request):
+            lifecycle.lease(self._ctx, request)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _tick(self, event: events.Tick) -> None:
+        ctx = self._ctx
+        for request in list(ctx.requests.values()):
+            if request.state is State.LEASED and not driving.wants_lease(ctx, request):
+                lifecycle.revoke(ctx, request)
+            elif request.state is State.DRIVEN:
+                lifecycle.bind_verifiers(ctx, request)
+        for worker, since in self._waiting().items():
+            if ctx.now - max(since, ctx.heard[worker]) > ctx.settings.task_timeout_s:
+                ctx.suspect(worker, f"no answer for {ctx.settings.task_timeout_s:g} s")
+                ctx.heard[worker] = ctx.now
+        if self._is_deserted():
+            for number in list(ctx.queue):
+                request = ctx.requests[number]
+                ctx.refuse(request.client, request.key, Unavailable("no decode worker is alive"), request.emitted)
+                ctx.forget(request)
+
+    def _waiting(self) -> dict[str, float]:
+        """Workers that owe an answer, and since when the oldest is owed."""
+        since: dict[str, float] = {}
+
+        def owes(worker: str | None, sent_s: float) -> None:
+            if worker in self._ctx.credits.workers:
+                since[worker] = min(sent_s, since.get(worker, sent_s))
+
+        for request in self._ctx.requests.values():
+            for task in request.tasks.values():
+                owes(task.worker, task.sent_s)
+            if request.drafting and request.drafting.task is not None:
+                owes(request.drafting.worker, request.drafting.sent_s)
+            for name, hold in request.holds.items():
+                if hold.ticket is not None:
+                    owes(name, hold.sent_s)
+            if request.state in (State.LEASED, State.REVOKING):
+                owes(request.home, request.leased_s)
+        return since

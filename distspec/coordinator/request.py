@@ -1,0 +1,239 @@
+"""A request as the coordinator keeps it: its tokens, its tree, what each worker holds of it, its futures.
+
+Knows the legal transitions and the books of one request. Sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from distspec.errors import IllegalTransition
+from distspec.protocol.messages import ROOT, Node, SamplingParams, Usage
+from distspec.speculation.tree import Step, Tree
+
+
+class State(Enum):
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    TRANSFER = "transfer"
+    LEASED = "leased"
+    REVOKING = "revoking"
+    DRIVEN = "driven"
+    DONE = "done"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.PREFILL, State.DONE}),
+    State.PREFILL: frozenset({State.TRANSFER, State.LEASED, State.DRIVEN, State.QUEUED, State.DONE}),
+    State.TRANSFER: frozenset({State.LEASED, State.DRIVEN, State.QUEUED, State.DONE}),
+    State.LEASED: frozenset({State.REVOKING, State.QUEUED, State.DONE}),
+    State.REVOKING: frozenset({State.LEASED, State.DRIVEN, State.QUEUED, State.DONE}),
+    State.DRIVEN: frozenset({State.LEASED, State.QUEUED, State.DONE}),
+    State.DONE: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Holding:
+    """What a target worker will hold of a request once it has handled everything sent to it.
+
+    epoch: the request's when it was opened there; opened: whether a message that opens it was sent (before,
+    only the credit is taken). computed: committed positions with KV. nodes: live nodes with KV. commit, drop:
+    fates of its nodes that the next message tells it. ticket: its KV is on the way from `source`.
+    """
+
+    epoch: int
+    opened: bool = False
+    computed: int = 0
+    nodes: set[int] = field(default_factory=set)
+    commit: list[int] = field(default_factory=list)
+    drop: list[int] = field(default_factory=list)
+    ticket: int | None = None
+    source: str | None = None
+    sent_s: float = 0.0
+
+    def take_fates(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        fates = tuple(self.commit), tuple(self.drop)
+        self.commit, self.drop = [], []
+        return fates
+
+    @property
+    def said(self) -> int:
+        """Committed positions that the worker knows to be committed."""
+        return self.computed - len(self.commit)
+
+
+@dataclass(slots=True)
+class Task:
+    """A verify or prefill future. root: the tree's root when it was sent; nodes: what it judges."""
+
+    worker: str
+    root: int
+    nodes: tuple[int, ...]
+    sent_s: float
+
+
+@dataclass(slots=True)
+class Drafting:
+    """The drafter's side: its sequence is `matched` committed tokens and then the nodes of `path`."""
+
+    worker: str
+    epoch: int
+    matched: int = 0
+    path: list[int] = field(default_factory=list)
+    task: int | None = None
+    leaf: int = 0
+    count: int = 0
+    sent_s: float = 0.0
+    dry: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts that become the Usage of the terminal message."""
+
+    cached: int = 0
+    rounds: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    first_s: float | None = None
+
+    def note(self, counts: list[int], depth: int) -> None:
+        counts.extend([0] * (depth + 1 - len(counts)))
+        counts[depth] += 1
+
+
+class Request:
+    """One stream. tokens: prompt and output, all committed; emitted: how many of them are output."""
+
+    def __init__(
+        self,
+        number: int,
+        client: str,
+        key: str,
+        prompt: Sequence[int],
+        emitted: Sequence[int],
+        params: SamplingParams,
+        policy: str,
+        width: int | None,
+        now: float,
+    ) -> None:
+        self.number, self.client, self.key = number, client, key
+        self.prompt_length = len(prompt)
+        self.tokens: list[int] = [*prompt, *emitted]
+        self.params, self.policy, self.width = params, policy, width
+        self.state = State.QUEUED
+        self.epoch = 0
+        self.tree = Tree()
+        self.holds: dict[str, Holding] = {}
+        self.tasks: dict[int, Task] = {}
+        self.home: str | None = None
+        self.prefiller: str | None = None
+        self.drafting: Drafting | None = None
+        self.avoid: set[str] = set()
+        self.refusals = 0
+        self.depths: dict[int, int] = {}
+        self.tally = Tally()
+        self.arrived_s = now
+        self.leased_s = now
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    def move(self, state: State) -> None:
+        """Change state. Raises IllegalTransition, and changes nothing, where the table has no such arrow."""
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"request {self.number}: {self.state.value} -> {state.value}")
+        self.state = state
+
+    def commit(self, step: Step) -> None:
+        """Take one token of the walk, and note for every worker what becomes of the nodes it holds."""
+        position = len(self.tokens)
+        self.tokens.append(step.token)
+        gone = set(step.died)
+        for hold in self.holds.values():
+            if step.node is not None and step.node in hold.nodes:
+                hold.nodes.discard(step.node)
+                hold.commit.append(step.node)
+                hold.computed = position + 1
+            hold.drop.extend(node for node in step.died if node in hold.nodes)
+            hold.nodes -= gone
+        self._follow(step)
+        self._count(step)
+        if step.node is None:
+            self.epoch += 1
+
+    def missing(self, worker: str, nodes: Iterable[int]) -> list[Node]:
+        """The nodes of these paths that `worker` has not computed, parents first, as messages say them."""
+        held = self.holds[worker].nodes
+        out: dict[int, Node] = {}
+        for last in nodes:
+            for node in self.tree.path(last):
+                if node not in held and node not in out:
+                    parent = self.tree.nodes[node].parent
+                    out[node] = Node(
+                        id=node, parent=ROOT if parent == self.tree.root else parent, token=self.tree.token(node)
+                    )
+        return list(out.values())
+
+    def in_flight(self) -> set[int]:
+        return {node for task in self.tasks.values() for node in (task.root, *task.nodes)}
+
+    def submitted(self, nodes: Iterable[int]) -> None:
+        """Count nodes that go out for the first time, by their depth below the root of that moment."""
+        for node in nodes:
+            if node not in self.depths:
+                self.depths[node] = len(self.tree.path(node)) - 1
+                self.tally.note(self.tally.drafted, self.depths[node])
+
+    def void(self) -> None:
+        """All speculative work and all futures of this request are void."""
+        self.epoch += 1
+        for hold in self.holds.values():
+            hold.drop.extend(hold.nodes)
+            hold.nodes.clear()
+        self.tree.reset()
+        self.tasks.clear()
+        self.depths.clear()
+        if self.drafting:
+            self.drafting.path, self.drafting.task, self.drafting.dry = [], None, False
+
+    def usage(self, now: float) -> Usage:
+        tally = self.tally
+        return Usage(
+            prompt_tokens=self.prompt_length,
+            cached_tokens=tally.cached,
+            completion_tokens=self.emitted,
+            rounds=tally.rounds,
+            drafted=sum(tally.drafted),
+            accepted=sum(tally.accepted),
+            position_drafted=tuple(tally.drafted),
+            position_accepted=tuple(tally.accepted + [0] * (len(tally.drafted) - len(tally.accepted))),
+            policy=self.policy,
+            first_token_s=(tally.first_s if tally.first_s is not None else now) - self.arrived_s,
+            total_s=now - self.arrived_s,
+        )
+
+    def _follow(self, step: Step) -> None:
+        """What the drafter's sequence still shares with the committed path."""
+        draft = self.drafting
+        if draft is None:
+            return
+        draft.dry = False
+        if draft.path and draft.path[0] == step.node:
+            draft.path.pop(0)
+            draft.matched += 1
+        else:
+            draft.path = []
+        if step.node is None:
+            draft.task = None
+
+    def _count(self, step: Step) -> None:
+        depth = self.depths.pop(step.node, None) if step.node is not None else None
+        if depth is not None:
+            self.tally.note(self.tally.accepted, depth)
+        for node in step.died:
+            self.depths.pop(node, None)

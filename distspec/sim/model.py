@@ -1,0 +1,30 @@
+"""A toy target: the next token is a hash of the whole text, the seed and the choice.
+
+One wrong, missing or doubled token anywhere in the text changes everything after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distspec.protocol.messages import SamplingParams, finish_reason
+
+
+class ToyModel:
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+
+    def outcome(self, text: Sequence[int], params: SamplingParams) -> int:
+        """The token after `text`, in 0 .. vocab-1."""
+        return hash((params.seed, params.choice, *text)) % self.vocab
+
+    def plain(self, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], str]:
+        """The output that everything must equal, and why it ends."""
+        text, out = list(prompt), []
+        while True:
+            token = self.outcome(text, params)
+            text.append(token)
+            out.append(token)
+            reason = finish_reason(params, len(out), token)
+            if reason:
+                return out, reason
