@@ -14,6 +14,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from distspec.config import load
+from distspec.coordinator.observe import Observer
+from distspec.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -97,3 +99,27 @@ def test_the_image_copies_what_is_there_and_installs_torch_first() -> None:
     installs = [line for line in lines if line.startswith("RUN pip install")]
     assert [bool(re.search(r"\btorch\b", line)) for line in installs] == [True, False]
     assert all("-c requirements.lock" in line for line in installs)
+
+
+def test_the_dashboard_shows_only_metrics_that_a_coordinator_publishes() -> None:
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    shown = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"distspec_\w+", target["expr"])
+    }
+    assert shown <= _published()
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def _published() -> set[str]:
+    """Series names, as Prometheus sees them, of a coordinator that has counted everything it can count."""
+    source = "".join(path.read_text() for path in (ROOT / "distspec" / "coordinator").glob("*.py"))
+    counters = dict.fromkeys(re.findall(r'counters\["(\w+)"\]', source), 1)
+    snapshot = {"queued": 0, "requests": [], "term": 1, "acceptance": 0.5, "workers": {}, "counters": counters}
+    names = set()
+    for family in Observer(Trace()).metrics(snapshot):
+        suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
+        names |= {family.name + suffix for suffix in suffixes}
+    return names
