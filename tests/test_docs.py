@@ -1,0 +1,160 @@
+"""The documents keep up with the code: links lead somewhere, commands, options, keys and paths exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from distspec.config import PolicyName, load, named
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+CLUSTERS = sorted((ROOT / "clusters").glob("*.yaml"))
+
+document = pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+
+
+def _blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# -- links and paths ------------------------------------------------------------------------------
+
+
+@document
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _without_code(path.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        aimed = (path.parent / name).resolve() if name else path
+        assert aimed.exists(), target
+        assert not anchor or anchor in _anchors(aimed), target
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_paths_that_are_named_exist(path: Path) -> None:
+    folders = "clusters|deploy|docs|tests|distspec"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", path.read_text()):
+        if name != "tests/gpu":  # comes with the first GPU test
+            assert (ROOT / name).exists(), name
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+def _commands() -> set[str]:
+    """Every `distspec ...` and `make ...` line that a reader is told to run, without comments and quotes."""
+    found = set()
+    for path in DOCS:
+        text = path.read_text()
+        lines = [line for block in _blocks(path, "bash") for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"(?<!`)`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+        found |= {_command(line) for line in lines}
+    for path in CLUSTERS:
+        comment = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+        found |= {_command(quoted) for quoted in re.findall(r"'(distspec [^']*)'", comment)}
+    return found - {""}
+
+
+def _command(line: str) -> str:
+    """`X=1 .venv/bin/distspec check local  # why` -> `distspec check local`; "" for anything else."""
+    match = re.match(r"(?:[A-Z_]+=(?:'[^']*'|\S*) )*(?:\.venv/bin/)?((?:distspec|make) .*)", line)
+    return re.sub(r"\s#\s.*", "", match.group(1)).strip() if match else ""
+
+
+@cache
+def _help(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "from distspec.cli import main; main()", *command, "--help"],
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "HOME": str(Path.home())},
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+COMMANDS = sorted(_commands())
+OURS = [line for line in COMMANDS if line.startswith("distspec ")]
+
+
+def test_documents_show_every_command() -> None:
+    assert {"serve", "generate", "status", "trace", "check", "bench"} <= {line.split()[1] for line in OURS}
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_distspec_commands_and_their_options_exist(line: str) -> None:
+    command, *words = shlex.split(line)[1:]
+    text = _help(command)
+    for option in [word.split("=")[0] for word in words if word.startswith("--")]:
+        assert re.search(rf"(?<![\w-]){option}(?![\w-])", text), f"distspec {command} has no {option}"
+
+
+def test_make_targets_exist() -> None:
+    rules = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = {line.split()[1] for line in COMMANDS if line.startswith("make ")}
+    assert {"serve", "test", "setup"} <= targets <= rules
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_configuration_keys_and_names_in_commands_exist(line: str) -> None:
+    load("local", re.findall(r"(?<![\w.-])([a-z]\w*(?:\.\w+)+=[^\s']+)", line))
+    assert set(re.findall(r"(?:--config|distspec check) ([a-z]+)\b", line)) <= set(named())
+
+
+# -- contents -------------------------------------------------------------------------------------
+
+
+@document
+def test_python_in_documents_is_python(path: Path) -> None:
+    for block in _blocks(path, "python"):
+        ast.parse(block)
+
+
+def test_the_readme_lists_exactly_the_policies_there_are() -> None:
+    table = (ROOT / "README.md").read_text().split("| policy |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(get_args(PolicyName))
+
+
+def test_pre_commit_hooks_are_local_and_run_what_setup_installs() -> None:
+    tree = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in tree["repos"]] == ["local"]
+    hooks = tree["repos"][0]["hooks"]
+    assert {hook["entry"].split()[0] for hook in hooks} == {
+        ".venv/bin/ruff",
+        ".venv/bin/mypy",
+        ".venv/bin/lint-imports",
+    }
+
+
+def test_the_lock_pins_every_dependency_once_and_leaves_the_build_of_torch_open() -> None:
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    pins = dict(line.split("==") for line in lines)
+    assert len(pins) == len(lines)
+    assert (pins["torch"], pins["triton"]) == ("2.13.0", "3.7.1")
+    project = (ROOT / "pyproject.toml").read_text()
+    wanted = re.findall(r'^    "([A-Za-z0-9-]+)(?:\[\w+\])?(?:[><=].*)?",$', project, flags=re.MULTILINE)
+    locked = {name.lower().replace("_", "-") for name in pins}
+    assert {"torch", "ray", "msgspec", "ruff"} <= {name.lower() for name in wanted}
+    assert {name.lower() for name in wanted} - {"error"} <= locked
