@@ -1,0 +1,6 @@
+"""The target engine: one model over slots of paged KV. Knows no drafter, no round, no request."""
+
+from distspec.engine.batch import Outcome, Segment
+from distspec.engine.engine import Engine
+
+__all__ = ["Engine", "Outcome", "Segment"]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 from distspec.errors import IllegalTransition
 from distspec.kv.pages import PageAllocator
@@ -98,6 +98,17 @@ class Sequence:
         self._need_room(count)
         return self._displace(self.length + count)
 
+    def check(self, tokens: int, nodes: Iterable[Node]) -> int:
+        """Prove that `append` of so many tokens and then `add` of `nodes` would be legal, and change nothing.
+
+        Returns the length that the deepest path would have. Raises as these do.
+        """
+        nodes = list(nodes)
+        self._need_room(tokens + len(nodes))
+        length = self.length + tokens
+        places = self._places(nodes, _appended(length) if tokens else self._root, length)
+        return max((position + 1 for _, position in places), default=length)
+
     def add(self, nodes: Iterable[Node]) -> list[int]:
         """Put nodes into scratch, parents before children; returns their logical indices.
 
@@ -106,19 +117,11 @@ class Sequence:
         """
         nodes = list(nodes)
         self._need_room(len(nodes))
-        free = self._free_indices(self.length)
-        added: dict[int, _Live] = {}
-        try:
-            for node in nodes:
-                if node.id in self._live or node.id < 0:
-                    raise IllegalTransition(f"node {node.id} is in use")
-                parent, position = self._below(node)
-                self._live[node.id] = added[node.id] = _Live(next(free), parent, position, node.token)
-        except IllegalTransition:
-            for id in added:
-                del self._live[id]
-            raise
-        return [live.index for live in added.values()]
+        places = self._places(nodes, self._root, self.length)
+        indices = list(islice(self._free_indices(self.length), len(nodes)))
+        for node, index, (parent, position) in zip(nodes, indices, places, strict=True):
+            self._live[node.id] = _Live(index, parent, position, node.token)
+        return indices
 
     def commit(self, ids: Seq[int], drop: Iterable[int] = ()) -> list[Move]:
         """Drop nodes, then commit a path of nodes below the root, oldest first.
@@ -167,16 +170,28 @@ class Sequence:
         size = self._books.page_size
         return self.pages[index // size] * size + index % size
 
-    def _below(self, node: Node) -> tuple[int, int]:
-        """(parent, position) of a node to add, after proof that its parent hangs on the present root."""
-        if node.parent in (ROOT, self._root):
-            return self._root, self.length
-        top = parent = self._live.get(node.parent)
-        while top is not None and top.parent in self._live:
-            top = self._live[top.parent]
-        if parent is None or top is None or top.parent != self._root:
-            raise IllegalTransition(f"node {node.id}: its parent {node.parent} does not hang on the committed end")
-        return node.parent, parent.position + 1
+    def _places(self, nodes: Seq[Node], root: int, length: int) -> list[tuple[int, int]]:
+        """(parent, position) of each node to add below `root`, or below nodes that hang on it."""
+        new: dict[int, tuple[int, int]] = {}
+        for node in nodes:
+            if node.id in self._live or node.id in new or node.id < 0:
+                raise IllegalTransition(f"node {node.id} is in use")
+            if node.parent in (ROOT, root):
+                new[node.id] = (root, length)
+            elif node.parent in new:
+                new[node.id] = (node.parent, new[node.parent][1] + 1)
+            elif self._top(node.parent) == root:
+                new[node.id] = (node.parent, self._live[node.parent].position + 1)
+            else:
+                raise IllegalTransition(f"node {node.id}: parent {node.parent} does not hang on the committed end")
+        return list(new.values())
+
+    def _top(self, id: int) -> int | None:
+        """What the topmost live ancestor of a live node hangs on; None if the node is not live."""
+        top = None
+        while id in self._live:
+            id = top = self._live[id].parent
+        return top
 
     def _check_path(self, ids: Seq[int], drop: set[int]) -> None:
         above = self._root

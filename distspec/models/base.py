@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from distspec.models.config import ModelConfig
@@ -25,9 +26,13 @@ class Attend(Protocol):
 
 
 class Model(Protocol):
-    """A decoder over rows: it knows nothing of sequences, which only `attend` and `positions` tell apart."""
+    """A decoder over rows: it knows nothing of sequences, which only `attend` and `positions` tell apart.
+
+    dtype: of weights, activations, and of the keys and values it hands to `attend`.
+    """
 
     config: ModelConfig
+    dtype: torch.dtype
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""

@@ -80,6 +80,7 @@ class Llama:
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
+        self.dtype = weights["embedding"].dtype
         self.weights = dict(weights)
         self.embedding = weights["embedding"]
         self.norm = weights["norm"]

@@ -75,6 +75,10 @@ def test_illegal_transitions_change_nothing() -> None:
     seq.add([*chain(0, 1), *chain(2)])
     for use in (
         lambda: seq.add(chain(5, 0)),
+        lambda: seq.add(chain(5, 5)),
+        lambda: seq.add(chain(6, -7)),
+        lambda: seq.check(0, chain(5, parent=9)),
+        lambda: seq.check(1, chain(5, parent=1)),
         lambda: seq.add(chain(5, parent=9)),
         lambda: seq.commit([1]),
         lambda: seq.commit([0, 2]),
@@ -201,6 +205,7 @@ class Content(RuleBasedStateMachine):
             above = seq.tokens if parent == ROOT else self.paths[parent]
             self.paths[self.next_id] = [*above, 1000 + self.next_id]
             self.next_id += 1
+        assert seq.check(0, nodes) == max(len(self.paths[node.id]) for node in nodes)
         for index, node in zip(seq.add(nodes), nodes, strict=True):
             self.write(seq, index, node.token)
 

@@ -1,0 +1,57 @@
+"""What the engine and an attention backend ask of each other.
+
+Knows rows, pages and which positions a row may see. Does not know requests, tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from distspec.kv.pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one sequence in a step: its last `suffix` committed tokens, then scratch nodes.
+
+    pages: of the sequence; its logical index i lies at pages[i // page_size] * page_size + i % page_size.
+    length: committed positions, those of this step included. A committed row sees the positions up to its own;
+    a node row sees all `length` of them and the logical indices in its entry of `nodes` (its scratch ancestors
+    and itself). write: location of each row's own key and value.
+    """
+
+    pages: Sequence[int]
+    length: int
+    suffix: int
+    nodes: tuple[Sequence[int], ...]
+    write: Sequence[int]
+
+    @property
+    def rows(self) -> int:
+        return self.suffix + len(self.nodes)
+
+    @property
+    def extent(self) -> int:
+        """Logical indices that hold everything these rows see."""
+        return max((max(seen) + 1 for seen in self.nodes), default=self.length)
+
+
+class AttentionBackend(Protocol):
+    """Attention over paged KV. Made once per engine; `plan` once per step, `run` once per layer."""
+
+    def __init__(self, pool: KVPool, page_size: int, num_heads: int) -> None: ...
+
+    def plan(self, spans: Sequence[Span]) -> Any:
+        """What all layers of a step share: indices and masks, on the device. Rows stand in the order of spans."""
+        ...
+
+    def run(self, plan: Any, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k and v to the pages, then attend; scores are scaled by head_dim ** -0.5.
+
+        q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]. Returns [rows, heads * head_dim].
+        """
+        ...

@@ -1,0 +1,176 @@
+"""Attention by torch's scaled_dot_product_attention: the reference, on any device.
+
+Knows how spans become index tensors and masks. Does not know why a row sees what it sees.
+
+Spans with few rows (decode tokens, verify trees) are padded into common calls with neighbours of about their
+size, query heads of one KV head lying side by side as rows, so that keys are read once per KV head. A span
+with many rows (a prefill chunk) is a call of its own. Keys and values are gathered by location; a call of one
+sequence whose pages are neighbours reads them in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distspec.attention.base import Span
+from distspec.kv.pool import KVPool
+
+_SHORT_ROWS = 16
+"""Spans up to this many rows share calls. Longer ones would pay more for padding than a call costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One scaled_dot_product_attention of [batch] sequences, [rows] queries and [keys] keys each.
+
+    queries: int64 [batch * rows], or None for all rows of the step in order. start: location of the first key
+    where all are neighbours; otherwise locations: int64 [batch * keys]. mask: 0 or -inf, [batch, 1, queries of
+    one KV head, keys] if packed, [1, 1, rows, keys] if not, or None. causal: as torch means it.
+    """
+
+    batch: int
+    rows: int
+    keys: int
+    queries: Tensor | None
+    start: int
+    locations: Tensor | None
+    mask: Tensor | None
+    causal: bool
+    packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """write: int64 [rows], where keys and values go. back: int64 [rows], each row's place in the calls' outputs
+    one after the other, or None where they are the rows in order."""
+
+    write: Tensor
+    calls: tuple[_Call, ...]
+    back: Tensor | None
+
+
+class SdpaBackend:
+    """See AttentionBackend."""
+
+    def __init__(self, pool: KVPool, page_size: int, num_heads: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._group = num_heads // pool.data.shape[3]
+        self._device = pool.data.device
+
+    def plan(self, spans: Sequence[Span]) -> Plan:
+        starts = list(accumulate((span.rows for span in spans), initial=0))
+        calls, order = [], []
+        for group in _groups(spans):
+            rows = max(spans[i].rows for i in group)
+            # A padded row repeats the last one of its span, mask and all; nobody reads its output.
+            queries = [starts[i] + min(row, spans[i].rows - 1) for i in group for row in range(rows)]
+            calls.append(self._call([spans[i] for i in group], rows, queries, starts[-1]))
+            order += queries
+        place = {row: at for at, row in reversed(list(enumerate(order)))}
+        back = [place[row] for row in range(starts[-1])]
+        return Plan(
+            write=self._tensor([location for span in spans for location in span.write]),
+            calls=tuple(calls),
+            back=None if back == list(range(len(order))) else self._tensor(back),
+        )
+
+    def run(self, plan: Plan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._pool.layers[layer]
+        keys.index_copy_(0, plan.write, k)
+        values.index_copy_(0, plan.write, v)
+        outputs = [_attend(call, q, keys, values) for call in plan.calls]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return output if plan.back is None else output.index_select(0, plan.back)
+
+    def _call(self, spans: list[Span], rows: int, queries: list[int], total: int) -> _Call:
+        keys = max(span.extent for span in spans)
+        packed = rows <= _SHORT_ROWS
+        count = -(-keys // self._page_size)
+        first = spans[0].pages[0]
+        in_place = len(spans) == 1 and list(spans[0].pages[:count]) == list(range(first, first + count))
+        causal = not packed and spans[0].suffix == spans[0].length == keys
+        return _Call(
+            batch=len(spans),
+            rows=rows,
+            keys=keys,
+            queries=None if queries == list(range(total)) else self._tensor(queries),
+            start=first * self._page_size,
+            locations=None if in_place else self._locations(spans, keys, count),
+            mask=None if causal else self._mask(spans, rows, keys, packed),
+            causal=causal,
+            packed=packed,
+        )
+
+    def _locations(self, spans: list[Span], keys: int, count: int) -> Tensor:
+        # A short table is filled up with the sequence's own first page: padding must not read a stranger's.
+        tables = [[*span.pages[:count], *[span.pages[0]] * (count - len(span.pages))] for span in spans]
+        offsets = torch.arange(self._page_size, device=self._device)
+        locations = self._tensor(tables)[:, :, None] * self._page_size + offsets
+        return locations.view(len(spans), -1)[:, :keys].reshape(-1)
+
+    def _mask(self, spans: list[Span], rows: int, keys: int, packed: bool) -> Tensor | None:
+        """0 where a row sees a key, -inf elsewhere; None if every row sees every key."""
+        limits = [[_limit(span, min(row, span.rows - 1)) for row in range(rows)] for span in spans]
+        nodes = [
+            (i, row, index)
+            for i, span in enumerate(spans)
+            for row in range(span.suffix, rows if span.nodes else 0)
+            for index in span.nodes[min(row, span.rows - 1) - span.suffix]
+        ]
+        if not nodes and min(map(min, limits)) == keys:
+            return None
+        seen = torch.arange(keys, device=self._device) < self._tensor(limits)[:, :, None]
+        if nodes:
+            seen[self._tensor(nodes).unbind(1)] = True
+        data = self._pool.data
+        mask = torch.zeros(seen.shape, dtype=data.dtype, device=self._device).masked_fill_(~seen, -torch.inf)
+        group = self._group if packed else 1
+        return mask[:, None].expand(-1, group, -1, -1).reshape(len(spans), 1, group * rows, keys)
+
+    def _tensor(self, values: list[int] | list[list[int]] | list[tuple[int, int, int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+
+
+def _groups(spans: Sequence[Span]) -> list[list[int]]:
+    """Indices of spans that share a call: short ones of the same order of magnitude, so padding at most doubles."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, span in enumerate(spans):
+        short = span.rows <= _SHORT_ROWS
+        groups.setdefault((span.rows.bit_length(), span.extent.bit_length()) if short else (-1, i), []).append(i)
+    return list(groups.values())
+
+
+def _limit(span: Span, row: int) -> int:
+    """How many committed positions a row sees."""
+    return span.length if row >= span.suffix else span.length - span.suffix + row + 1
+
+
+def _attend(call: _Call, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """q: [all rows, heads, dim]; keys, values: [locations, kv_heads, dim]. Returns [batch * rows, heads * dim]."""
+    heads, dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
+    if call.queries is not None:
+        q = q.index_select(0, call.queries)
+    if call.locations is None:
+        keys, values = keys.narrow(0, call.start, call.keys), values.narrow(0, call.start, call.keys)
+    else:
+        keys, values = keys.index_select(0, call.locations), values.index_select(0, call.locations)
+    keys = keys.view(call.batch, call.keys, kv_heads, dim).transpose(1, 2)
+    values = values.view(call.batch, call.keys, kv_heads, dim).transpose(1, 2)
+    if not call.packed:
+        q = q.transpose(0, 1)[None]
+        output = F.scaled_dot_product_attention(q, keys, values, call.mask, is_causal=call.causal, enable_gqa=True)
+        return output[0].transpose(0, 1).reshape(call.rows, heads * dim)
+    group = heads // kv_heads
+    q = q.view(call.batch, call.rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    output = F.scaled_dot_product_attention(
+        q.reshape(call.batch, kv_heads, group * call.rows, dim), keys, values, call.mask
+    )
+    output = output.view(call.batch, kv_heads, group, call.rows, dim).permute(0, 3, 1, 2, 4)
+    return output.reshape(call.batch * call.rows, heads * dim)

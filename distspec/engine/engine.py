@@ -1,0 +1,222 @@
+"""The target engine: slots with paged KV, and a step that takes whatever rows are ready.
+
+Knows one model, its KV pool and the sampling parameters of each slot. Does not know drafters, rounds, which
+request sits in a slot, or what an outcome will be used for. Prefill chunk, decode token and verify tree are
+the same operation here: a segment of tokens and nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop, heappush
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from distspec import config
+from distspec.attention import choose
+from distspec.engine.batch import Batch, Outcome, Segment
+from distspec.engine.sizing import pages_that_fit
+from distspec.errors import InvalidValue, OutOfPages, OutOfSlots
+from distspec.kv.pages import PageAllocator
+from distspec.kv.pool import KVPool
+from distspec.kv.radix import PrefixCache
+from distspec.kv.sequence import Books, Move, Sequence
+from distspec.models.base import Model
+from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.sampling import SamplingRows, draw
+
+log = logging.getLogger(__name__)
+
+MEASURED_ROWS = (1, 2, 4, 8, 16)
+_MEASURE_S = 0.8
+_MEASURE_CONTEXT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    sequence: Sequence
+    params: SamplingParams
+
+
+class Engine:
+    """One model on one device.
+
+    capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
+    slots: requests held at once. pool: for `transfer`, which reads and writes it through gather and scatter.
+    """
+
+    def __init__(
+        self, model: Model, options: config.Engine, *, device: torch.device, max_model_len: int | None = None
+    ) -> None:
+        """max_model_len None: the model's own, or what the pool holds if that is less.
+
+        Raises InvalidValue if the model or the pool cannot hold what is configured.
+        """
+        shape = model.config
+        if max_model_len is not None and max_model_len > shape.max_position:
+            raise InvalidValue("model.max_model_len", max_model_len, f"at most {shape.max_position}, the model's own")
+        longest = max_model_len or shape.max_position
+        pages = pages_that_fit(shape, options, longest, model.dtype, device)
+        self.model = model
+        self.device = device
+        self.page_size = options.page_size
+        self.slots = options.max_num_seqs
+        self.capacity = pages * options.page_size
+        if max_model_len is not None and self.capacity < max_model_len:
+            raise InvalidValue(
+                "engine.num_pages",
+                pages,
+                f">= {-(-max_model_len // options.page_size)} for one request of max_model_len",
+            )
+        self.max_model_len = min(longest, self.capacity)
+        self.pool = KVPool(
+            shape.num_layers, self.capacity, shape.num_kv_heads, shape.head_dim, dtype=model.dtype, device=device
+        )
+        allocator = PageAllocator(pages, options.page_size)
+        self.books = Books(allocator, PrefixCache(allocator) if options.prefix_cache else None)
+        backend, reason = choose(options.attention_backend, device, model.dtype)
+        self._attention = backend(self.pool, options.page_size, shape.num_heads)
+        self._open: dict[int, _Slot] = {}
+        self._free = list(range(self.slots))
+        heapify(self._free)
+        log.info("attention %s; %d KV pages of %d positions on %s", reason, pages, options.page_size, device)
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def open(self, tokens: Seq[int], params: SamplingParams, use_cache: bool = True) -> int:
+        """A slot for a request that begins with `tokens`; sequence(slot).length of them were cached.
+
+        Raises OutOfSlots.
+        """
+        if not self._free:
+            raise OutOfSlots(self.slots)
+        slot = heappop(self._free)
+        self._open[slot] = _Slot(self.books.open(tokens, use_cache), params)
+        return slot
+
+    def sequence(self, slot: int) -> Sequence:
+        return self._open[slot].sequence
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """Hold pages for so many more tokens and nodes. Raises OutOfPages; nothing is changed then."""
+        self.sequence(slot).reserve(positions)
+
+    def commit(self, slot: int, ids: Seq[int], drop: Seq[int] = ()) -> None:
+        """Drop nodes, commit a path of nodes, and bring their KV to the committed end.
+
+        Raises IllegalTransition as Sequence.commit; nothing is changed then.
+        """
+        self._move(slot, self.sequence(slot).commit(ids, drop))
+
+    def close(self, slot: int, keep: bool = True) -> None:
+        """Free a slot. keep False: its KV is not trusted or not wanted in the prefix cache."""
+        self.books.close(self._open.pop(slot).sequence, keep)
+        heappush(self._free, slot)
+
+    def check(self) -> None:
+        """Prove that free + cached + held pages are all pages. Raises AssertionError."""
+        self.books.check(slot.sequence for slot in self._open.values())
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self, segments: Seq[Segment]) -> list[Outcome]:
+        """Commit the tokens and add the nodes of each segment, run the model once, draw the outcomes.
+
+        A slot appears at most once, and its room is reserved. Raises IllegalTransition for nodes whose parents
+        are not there, ValueError for missing room or a length over max_model_len; nothing is changed then.
+        """
+        for segment in segments:
+            end = self.sequence(segment.slot).check(len(segment.tokens), segment.nodes)
+            if end > self.max_model_len:
+                raise ValueError(
+                    f"slot {segment.slot} would grow to {end} tokens, max_model_len is {self.max_model_len}"
+                )
+        if len({segment.slot for segment in segments}) != len(segments):
+            raise ValueError("a slot appears twice in one step")
+        batch = Batch()
+        for segment in segments:
+            slot = self._open[segment.slot]
+            self._move(segment.slot, slot.sequence.clear(len(segment.tokens)))
+            batch.add(segment, slot.sequence, slot.params)
+        drawn = self._run(batch) if batch.tokens else []
+        for segment in segments:
+            # Requests that arrive while this one runs can share its prompt.
+            if len(segment.tokens) > 1:
+                self.books.publish(self.sequence(segment.slot))
+        return Batch.outcomes(segments, drawn)
+
+    def _run(self, batch: Batch) -> list[int]:
+        attend = partial(self._attention.run, self._attention.plan(batch.spans))
+        hidden = self.model.forward(self._integers(batch.tokens), self._integers(batch.positions), attend)
+        if not batch.wanted:
+            return []
+        if len(batch.wanted) < len(batch.tokens):
+            hidden = hidden.index_select(0, self._integers(batch.wanted))
+        rows = SamplingRows.of(batch.params, batch.draws, self.device)
+        drawn: list[int] = draw(self.model.logits(hidden), rows).tolist()
+        return drawn
+
+    # -- KV in and out -------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def gather(self, slot: int, start: int, length: int) -> Tensor:
+        """KV of committed positions start .. start+length-1: [layers, 2, length, kv_heads, head_dim], a copy."""
+        return self.pool.gather(self._locations(slot, range(start, start + length)))
+
+    @torch.inference_mode()
+    def scatter(self, slot: int, start: int, content: Tensor) -> None:
+        """Write KV that `gather` returned on another engine to positions from `start` on, whose room is reserved."""
+        self.pool.scatter(self._locations(slot, range(start, start + content.shape[2])), content)
+
+    def measure(self) -> tuple[float, ...]:
+        """Median time of a step of 1, 2, 4, 8, 16 rows in units of one row; empty if the pool is too small.
+
+        Takes about a second; call it before requests arrive. Needs a free slot.
+        """
+        slot = self.open((), SamplingParams(max_tokens=1, temperature=0.0), use_cache=False)
+        times: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS}
+        try:
+            self.reserve(slot, _MEASURE_CONTEXT + max(MEASURED_ROWS))
+            self.step([Segment(slot, (0,) * _MEASURE_CONTEXT, want=False)])
+            self._timed(slot, max(MEASURED_ROWS))
+            deadline = time.perf_counter() + _MEASURE_S
+            while not times[1] or time.perf_counter() < deadline:
+                for rows in MEASURED_ROWS:
+                    times[rows].append(self._timed(slot, rows))
+        except OutOfPages:
+            return ()
+        finally:
+            self.close(slot, keep=False)
+        one = median(times[1])
+        return tuple(median(times[rows]) / one for rows in MEASURED_ROWS)
+
+    def _timed(self, slot: int, rows: int) -> float:
+        """Seconds of a step of sibling nodes, which are dropped again."""
+        nodes = tuple(Node(id=i, parent=ROOT, token=0) for i in range(rows))
+        start = time.perf_counter()
+        self.step([Segment(slot, (), nodes)])
+        end = time.perf_counter()
+        self.commit(slot, (), drop=range(rows))
+        return end - start
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _move(self, slot: int, moves: Seq[Move]) -> None:
+        if moves:
+            sources, destinations = zip(*moves, strict=True)
+            self.pool.move(self._locations(slot, sources), self._locations(slot, destinations))
+
+    def _locations(self, slot: int, indices: Seq[int]) -> Tensor:
+        sequence = self.sequence(slot)
+        return self._integers([sequence.location(index) for index in indices])
+
+    def _integers(self, values: Seq[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
