@@ -125,7 +125,9 @@ def _messages(max_model_len: int) -> list[Bad]:
         chat("content of a number", "messages[0].content", messages=said(5)),
         chat("image", "messages[0].content[0]", messages=said([{"type": "image_url", "image_url": {"url": "x"}}])),
         chat("part without text", "messages[0].content[0]", messages=said([{"type": "text"}])),
-        chat("tool calls", "messages[0].tool_calls", messages=[{"role": "assistant", "content": "", "tool_calls": [1]}]),
+        chat(
+            "tool calls", "messages[0].tool_calls", messages=[{"role": "assistant", "content": "", "tool_calls": [1]}]
+        ),
         chat("half a surrogate", "messages[0].content", messages=said("\ud800")),
         chat("too long", "messages", messages=said("a 7 " * max_model_len)),
         chat("two limits", "max_tokens", max_completion_tokens=2),

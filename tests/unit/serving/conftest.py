@@ -61,7 +61,7 @@ class TableClient:
 
     open: streams that were neither finished nor cancelled. gate: each output waits for it. answers: token
     streams to give instead, by prompt. refusal: raised instead of the first output; breaks_at: instead of a
-    later one.
+    later one. refusals: how many submissions are refused (None: all).
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -71,6 +71,7 @@ class TableClient:
         self.gate: asyncio.Event | None = None
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.refusal: RequestError | None = None
+        self.refusals: int | None = None
         self.breaks_at: int | None = None
 
     async def submit(
@@ -79,7 +80,8 @@ class TableClient:
         self.submitted.append((prompt, params, speculation))
         self.open += 1
         try:
-            if self.refusal is not None and self.breaks_at is None:
+            if self.refusal is not None and self.breaks_at is None and self.refusals != 0:
+                self.refusals = None if self.refusals is None else self.refusals - 1
                 raise self.refusal
             draws = random.Random(repr((prompt, params.seed, params.choice)))
             given = self.answers.get(prompt)
@@ -98,10 +100,10 @@ class TableClient:
                     if reason or (given and emitted == len(given)):
                         reason = reason or "stop"
                         break
-                usage = Usage(
-                    prompt_tokens=len(prompt), completion_tokens=emitted, rounds=emitted, policy="ar"
+                usage = Usage(prompt_tokens=len(prompt), completion_tokens=emitted, rounds=emitted, policy="ar")
+                yield Output(
+                    key="k", start=start, tokens=tuple(run), finish_reason=reason, usage=usage if reason else None
                 )
-                yield Output(key="k", start=start, tokens=tuple(run), finish_reason=reason, usage=usage if reason else None)
                 await asyncio.sleep(0)
         finally:
             self.open -= 1

@@ -233,14 +233,12 @@ class Connection:
 
 @pytest.mark.parametrize("way", ["message", "cancellation"])
 @pytest.mark.parametrize("when", ["whole", "before the first event", "between events"])
-async def test_a_client_that_goes_away_frees_everything(
-    app: FastAPI, client: TableClient, when: str, way: str
-) -> None:
+async def test_a_client_that_goes_away_frees_everything(app: FastAPI, client: TableClient, when: str, way: str) -> None:
     client.gate = asyncio.Event()
     asked = {"prompt": ["a", "b"], "n": 2, "stream": when != "whole", "ignore_eos": True, "max_tokens": 150}
     connection = Connection(app, asked)
     async with asyncio.timeout(10):
-        while client.open < 4:
+        while client.open < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         if when == "between events":
             client.gate.set()
@@ -259,7 +257,7 @@ async def test_the_first_event_is_sent_while_the_rest_is_not_there_yet(app: Fast
     client.gate = asyncio.Event()
     connection = Connection(app, {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 150})
     async with asyncio.timeout(10):
-        while not client.open:
+        while not client.open:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         assert connection.sent.empty()
         client.gate.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -82,7 +83,7 @@ def test_stops_are_found_however_the_text_is_cut(whole: str, stops: list[str], c
     want, found = reference_cut(whole, stops)
     edges = sorted({0, *(cut for cut in cuts if cut < len(whole)), len(whole)})
     given_out = ""
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         piece, stopped = finder.push(whole[begin:end])
         given_out += piece
         assert want.startswith(given_out), "text was given out that a stop cuts"

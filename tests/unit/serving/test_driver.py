@@ -1,0 +1,121 @@
+"""Scripts with and without a loop get the same answers, and what they leave early is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from distspec.errors import FleetError, InvalidField, Overloaded
+from distspec.serving.driver import Driver
+from distspec.serving.service import Service
+from tests.unit.serving.conftest import TableClient
+
+
+@asynccontextmanager
+async def opened(service: Service, log: list[str]) -> AsyncIterator[Service]:
+    log.append("open")
+    yield service
+    log.append("closed")
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def driver(service: Service, log: list[str]) -> Iterator[Driver]:
+    with Driver(opened(service, log), streams=3) as driver:
+        yield driver
+    assert log == ["open", "closed"]
+
+
+def test_prompts_are_answered_in_order(driver: Driver, client: TableClient) -> None:
+    prompts = [f"prompt {i}" for i in range(20)]
+    together = driver.generate(prompts, seed=5, max_tokens=8, n=2)
+    alone = [completion for prompt in prompts for completion in driver.generate(prompt, seed=5, max_tokens=8, n=2)]
+    assert [item.token_ids for item in together] == [item.token_ids for item in alone]
+    assert [item.choice for item in together] == [0, 1] * 20
+    assert client.open == 0
+
+
+def test_a_chat_is_one_prompt(driver: Driver, client: TableClient) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    [one] = driver.generate(messages, max_tokens=4, seed=1)
+    [two] = driver.generate([messages], max_tokens=4, seed=1)
+    [ids] = driver.generate(list(client.submitted[0][0]), max_tokens=4, seed=1)
+    assert one.token_ids == two.token_ids == ids.token_ids
+
+
+def test_a_stream_is_the_completion_in_pieces(driver: Driver) -> None:
+    [whole] = driver.generate("a", seed=2, max_tokens=30, policy="sd")
+    chunks = list(driver.stream("a", seed=2, max_tokens=30, policy="sd"))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == whole.token_ids
+    assert chunks[-1].finish_reason == whole.finish_reason
+    assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+
+
+async def test_async_and_sync_agree(driver: Driver) -> None:
+    whole = await driver.agenerate(["a", "b"], seed=2, max_tokens=30)
+    streamed = [chunk async for chunk in driver.astream("a", seed=2, max_tokens=30)]
+    assert "".join(chunk.text for chunk in streamed) == whole[0].text
+    synced = await asyncio.to_thread(driver.generate, ["a", "b"], seed=2, max_tokens=30)
+    assert [item.token_ids for item in synced] == [item.token_ids for item in whole]
+
+
+def test_leaving_a_stream_cancels_it(driver: Driver, client: TableClient) -> None:
+    for _ in driver.stream("a", max_tokens=150, ignore_eos=True):
+        break
+    assert client.open == 0
+
+
+async def test_cancelling_a_task_cancels_its_streams(driver: Driver, client: TableClient) -> None:
+    client.gate = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(driver.astream("a", max_tokens=150)) as chunks:
+            async for _ in chunks:
+                pass
+
+    tasks = [asyncio.create_task(read()), asyncio.create_task(driver.agenerate(["a", "b"], max_tokens=150))]
+    async with asyncio.timeout(10):
+        while client.open < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while client.open:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def test_errors_name_the_field_and_end_the_rest(driver: Driver, client: TableClient) -> None:
+    with pytest.raises(InvalidField, match=r"speculation\.policy"):
+        driver.generate("a", policy="warp")
+    with pytest.raises(InvalidField, match=r"^n: "):
+        list(driver.stream("a", n=2))
+    with pytest.raises(InvalidField, match=r"^prompt: "):
+        driver.generate(["a", ""])
+    assert client.open == 0
+
+
+def test_a_full_fleet_is_asked_again(driver: Driver, client: TableClient) -> None:
+    client.refusals = 2
+    client.refusal = Overloaded("full", retry_after_s=0.01)
+    assert len(driver.generate(["a", "b"], max_tokens=3)) == 2
+    assert client.refusals == 0
+
+
+def test_what_fails_to_open_is_closed(service: Service) -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[Service]:
+        raise FleetError("no room")
+        yield service
+
+    driver = Driver(broken(), streams=1)
+    with pytest.raises(FleetError, match="no room"):
+        driver.start()
+    assert not driver._thread.is_alive()
