@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distspec.models import Model
+from distspec.models.llama import Llama
 
 
 class Causal:
@@ -26,10 +26,11 @@ class Causal:
 
 
 @torch.inference_mode()
-def logits(model: Model, tokens: list[int], chunks: list[int] | None = None) -> Tensor:
+def logits(model: Llama, tokens: list[int], chunks: list[int] | None = None) -> Tensor:
     """float32 [len(tokens), vocab]: the model over one sequence, in one go or in chunks of these sizes."""
     attend = Causal()
-    ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
     sizes = chunks or [len(tokens)]
-    parts = zip(ids.split(sizes), positions.split(sizes), strict=True)
+    ids = torch.tensor(tokens, device=model.embedding.device)
+    positions = torch.arange(len(tokens), device=ids.device)
+    parts = zip(torch.split(ids, sizes), torch.split(positions, sizes), strict=True)
     return torch.cat([model.logits(model.forward(chunk, at, attend)) for chunk, at in parts])
