@@ -1,0 +1,357 @@
+"""The host logic of a target worker: messages in, steps of the engine, replies out.
+
+Knows what each request still wants, in which order, and which pages must wait for a transfer. Does not know
+the coordinator's reasons, sockets, actors or threads: whoever owns the desk calls it from one thread, and
+nothing here waits. Time is the clock it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from distspec.drafters.base import Drafter
+from distspec.engine import Engine, Segment
+from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
+from distspec.protocol.messages import (
+    Drop,
+    Extend,
+    Fault,
+    Freed,
+    Lease,
+    Progress,
+    Received,
+    ReceiveKV,
+    Refused,
+    Revoke,
+    Revoked,
+    SamplingParams,
+    SendKV,
+    TransferLost,
+    Verdict,
+)
+from distspec.rounds.held import Held, Holdings
+from distspec.rounds.lease import accept, draft
+from distspec.rounds.plan import share
+from distspec.rounds.work import Work
+
+Reply = Verdict | Progress | Revoked | Freed | Refused | Fault
+
+
+class Desk:
+    """Serves the requests of one engine; drafter is for leases, None where there are none or they never draft.
+
+    max_num_batched_tokens bounds the rows of a step.
+    """
+
+    def __init__(
+        self, engine: Engine, drafter: Drafter | None, *, max_num_batched_tokens: int, clock: Callable[[], float]
+    ) -> None:
+        self._engine = engine
+        self._drafter = drafter
+        self._budget = max_num_batched_tokens
+        self._clock = clock
+        self._held = Holdings(engine, drafter)
+        self._outbox: list[Reply] = []
+        self._arrivals = count()
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def receive(self, message: Extend | Lease | Revoke | Drop) -> list[Reply]:
+        """Take a message; what can be answered without computing is answered at once.
+
+        Messages of an epoch that is over for the request are ignored, and so are those that go on with a
+        request that is not open here: it was given up, which was said already.
+        """
+        held = self._held.get(message.request)
+        if held is None:
+            return self._open(message) if isinstance(message, Extend | Lease) and message.start == 0 else []
+        if message.epoch < held.epoch:
+            return []
+        held.epoch = message.epoch
+        if isinstance(message, Drop):
+            freed = self._held.release(held)
+            return [Freed(request=held.request, epoch=held.epoch)] if freed else []
+        held.inbox.append(message)
+        return self._advance(held)
+
+    def ready(self) -> bool:
+        """A step would compute or say something."""
+        return bool(self._outbox) or any(held.work is not None for held in self._held)
+
+    def _open(self, message: Extend | Lease) -> list[Reply]:
+        task = message.task if isinstance(message, Extend) else None
+        reason = "state"
+        if message.tokens and message.params is not None:
+            try:
+                held = self._held.open(message.request, message.epoch, message.tokens, message.params)
+            except OutOfSlots:
+                reason = "slots"
+            else:
+                held.inbox.append(message)
+                return self._advance(held)
+        return [Refused(request=message.request, epoch=message.epoch, reason=reason, task=task)]
+
+    def _advance(self, held: Held) -> list[Reply]:
+        """Handle the messages of a request up to the one that has to be computed."""
+        replies: list[Reply] = []
+        while held.inbox and held.idle:
+            message = held.inbox.popleft()
+            try:
+                replies += self._revoke(held, message) if isinstance(message, Revoke) else self._begin(held, message)
+            except IllegalTransition:
+                task = message.task if isinstance(message, Extend) else None
+                replies.append(self._give_up(held, "state", task))
+        return replies
+
+    def _begin(self, held: Held, message: Extend | Lease) -> list[Reply]:
+        """Apply what was decided about nodes and take up the work. Raises IllegalTransition on a disagreement."""
+        sequence = self._engine.sequence(held.slot)
+        if held.lease is not None:
+            raise IllegalTransition(f"request {held.request} is leased")
+        cached = sequence.length if held.fresh else 0  # of the message's own tokens, which start at 0
+        held.params = message.params or held.params
+        drop = set(message.drop)
+        if isinstance(message, Lease):  # its rounds name their nodes themselves: none of before may remain
+            drop |= set(sequence.nodes) - set(message.commit)
+        if message.commit or drop:
+            self._engine.commit(held.slot, message.commit, tuple(drop))
+            sequence.trim()
+        if message.start != sequence.length - cached:
+            raise IllegalTransition(f"request {held.request} has {sequence.length} tokens, not {message.start}")
+        if isinstance(message, Lease):
+            self._check_lease(message, held.params)
+        held.fresh = False
+        held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached)
+        if isinstance(message, Lease):
+            held.lease, held.emitted, held.drafts = message, message.emitted, message.num_speculative_tokens
+        return [] if held.work.rows else self._finish(held, self._clock())
+
+    def _check_lease(self, message: Lease, params: SamplingParams) -> None:
+        end = message.start + len(message.tokens)
+        last = end + params.max_tokens - message.emitted - 1  # the last output token is drawn, never computed
+        if not message.tokens or last > self._engine.max_model_len:
+            raise IllegalTransition(f"request {message.request}: no lease from {end} to {last} tokens")
+
+    def _revoke(self, held: Held, message: Revoke) -> list[Reply]:
+        """End the lease. A round whose root is judged is ended first, so that no outcome is lost."""
+        sequence = self._engine.sequence(held.slot)
+        replies: list[Reply] = []
+        if held.lease is not None:
+            if held.work is not None and held.work.outcomes:
+                now_s = self._clock()
+                replies.append(self._round(held, held.work, (held.work.began_s or now_s, now_s)))
+            sequence.trim()
+            held.lease = held.work = None
+        revoked = Revoked(request=held.request, epoch=message.epoch, length=held.emitted, computed=sequence.length)
+        return [*replies, revoked]
+
+    def _give_up(self, held: Held, reason: str, task: int | None = None) -> Refused:
+        """Free a request that cannot go on here. task: the future that ends, else that of its work or inbox."""
+        waiting = ([held.work.message] if held.work else []) + list(held.inbox)
+        tasks = [task] if task is not None else [m.task for m in waiting if isinstance(m, Extend)]
+        held.silent = True  # the Refused says it, once
+        self._held.release(held)
+        return Refused(request=held.request, epoch=held.epoch, reason=reason, task=tasks[0] if tasks else None)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> list[Reply]:
+        """One step of the engine over everything that is ready and fits, and what came of it."""
+        replies, self._outbox = self._outbox, []
+        if self._drafter is not None:
+            replies += self._draft(self._drafter)
+        rows = self._admit(replies)
+        if not rows:
+            return replies
+        began_s = self._clock()
+        outcomes = self._engine.step([segment for _, segment in rows])
+        ended_s = self._clock()
+        for (held, segment), outcome in zip(rows, outcomes, strict=True):
+            assert held.work is not None
+            held.work.absorb(segment, outcome, began_s)
+            if not held.work.rows:
+                replies += self._finish(held, ended_s)
+        return replies
+
+    def _draft(self, drafter: Drafter) -> list[Reply]:
+        """Nodes for the leased rounds that begin. A drafter that breaks costs its drafts, not the requests."""
+        rounds = [(held, self._engine.sequence(held.slot)) for held in self._held if held.drafting]
+        try:
+            draft(drafter, rounds, self._engine.max_model_len)
+        except Exception as error:
+            for held, _ in rounds:
+                drafter.forget(held.request)
+                held.told = held.drafts = 0
+            return [Fault(reason=f"drafter: {type(error).__name__}: {error}")]
+        return []
+
+    def _admit(self, replies: list[Reply]) -> list[tuple[Held, Segment]]:
+        """The segments of the next step, pages reserved. Adds a Refused for each request given up for pages."""
+        by_work = {id(held.work): held for held in self._held if held.work is not None}
+        rows: dict[int, tuple[Held, Segment]] = {}
+        for work, most in share([held.work for held in self._held if held.work], self._budget):
+            held = by_work[id(work)]
+            while held.work is work:
+                segment = work.segment(held.slot, most)
+                try:
+                    self._fit(segment)
+                except OutOfPages:
+                    if not self._make_room(held, rows, replies):
+                        break
+                except IllegalTransition:
+                    replies.append(self._give_up(held, "state"))
+                else:
+                    rows[held.request] = held, segment
+                    break
+        return list(rows.values())
+
+    def _fit(self, segment: Segment) -> None:
+        """Reserve pages and prove the segment legal. Raises OutOfPages, IllegalTransition."""
+        self._engine.reserve(segment.slot, len(segment.tokens) + len(segment.nodes))
+        end = self._engine.sequence(segment.slot).check(len(segment.tokens), segment.nodes)
+        if end > self._engine.max_model_len:
+            raise IllegalTransition(f"{end} tokens, max_model_len is {self._engine.max_model_len}")
+
+    def _make_room(self, held: Held, rows: dict[int, tuple[Held, Segment]], replies: list[Reply]) -> bool:
+        """Free pages for `held`: its own drafts give way first, then the request opened last, itself at worst.
+
+        Requests with a transfer under way are passed over, since their pages could not be used yet. False if
+        nothing is left to give.
+        """
+        assert held.work is not None
+        if held.lease is not None and held.work.tokens and held.work.nodes:
+            held.work.nodes.clear()
+            return True
+        victim = self._held.newest()
+        if victim is None:
+            return False
+        rows.pop(victim.request, None)
+        replies.append(self._give_up(victim, "pages"))
+        return True
+
+    def _finish(self, held: Held, ended_s: float) -> list[Reply]:
+        """A work is computed: answer it, and go on with the request."""
+        work = held.work
+        assert work is not None
+        span = (ended_s if work.began_s is None else work.began_s, ended_s)
+        if held.lease is not None:
+            return [self._round(held, work, span)]
+        held.work = None
+        assert isinstance(work.message, Extend)
+        verdict = Verdict(
+            request=held.request,
+            epoch=work.message.epoch,
+            task=work.message.task,
+            outcomes=tuple(work.outcomes),
+            cached=work.cached,
+            span=span,
+        )
+        return [verdict, *self._advance(held)]
+
+    def _round(self, held: Held, work: Work, span: tuple[float, float]) -> Progress:
+        """End a leased round: commit what was accepted, emit, and begin the next round unless the stream ended."""
+        walk = accept(work.judged, work.outcomes, held.params, held.emitted)
+        dead = tuple(node.id for node in work.judged if node.id not in walk.path)
+        self._engine.commit(held.slot, walk.path, dead)
+        self._engine.sequence(held.slot).trim()
+        start, held.emitted = held.emitted, held.emitted + len(walk.tokens)
+        if walk.ended is None:
+            held.work = Work(work.message, walk.tokens[-1:], next(self._arrivals))
+        else:
+            held.work = held.lease = None
+        return Progress(
+            request=held.request,
+            epoch=work.message.epoch,
+            start=start,
+            tokens=walk.tokens,
+            drafted=(len(work.judged),),
+            accepted=(len(walk.path),),
+            ended=walk.ended,
+            span=span,
+        )
+
+    # -- transfers -----------------------------------------------------------------------------
+
+    def source(self, message: SendKV) -> int:
+        """Slot whose positions [start, start+length) the ticket may read until `sent`, even if a Drop comes.
+
+        Raises TransferFailed if they are not held here.
+        """
+        held = self._held.get(message.request)
+        if held is None or message.epoch < held.epoch or held.receiving is not None:
+            raise TransferFailed(f"request {message.request} is not held here (ticket {message.ticket})")
+        length = self._engine.sequence(held.slot).length
+        if length < message.start + message.length:
+            raise TransferFailed(f"request {message.request} has KV of {length} tokens (ticket {message.ticket})")
+        held.tickets[message.ticket] = self._clock()
+        return held.slot
+
+    def sent(self, request: int, ticket: int) -> None:
+        """The ticket reads no more, whether it succeeded or not."""
+        held = self._held.of_ticket(request, ticket)
+        if held is not None:
+            self._outbox += self._held.end_ticket(held, ticket)
+
+    def reserve(self, message: ReceiveKV) -> int | Refused | TransferLost:
+        """Slot whose positions [start, start+length) the ticket may write until `received` or `lost`.
+
+        The request is new here and start is 0, or its committed length is start. Refused: nothing is held.
+        """
+        held = self._held.get(message.request)
+        if held is None and message.start == 0:
+            try:
+                held = self._held.open(message.request, message.epoch, message.tokens, message.params, use_cache=False)
+            except OutOfSlots:
+                return Refused(request=message.request, epoch=message.epoch, reason="slots")
+        if held is None or message.epoch < held.epoch:
+            return _lost(message, "state")
+        if held.work or not held.idle or message.start != self._engine.sequence(held.slot).length:
+            return _lost(message, "state", freed=self._held.release(held))
+        held.epoch, held.params, held.fresh = message.epoch, message.params, False
+        try:
+            self._engine.reserve(held.slot, message.length)
+        except OutOfPages:
+            return self._give_up(held, "pages")
+        held.receiving = message.ticket
+        held.tickets[message.ticket] = self._clock()
+        return held.slot
+
+    def received(self, message: ReceiveKV) -> Received:
+        """All KV of the ticket is written: its tokens are committed, and messages that waited go on."""
+        held = self._held.of_ticket(message.request, message.ticket)
+        now_s = began_s = self._clock()
+        if held is not None:
+            began_s = held.tickets[message.ticket]
+            self._engine.sequence(held.slot).append(message.tokens[message.start : message.start + message.length])
+            self._outbox += self._held.end_ticket(held, message.ticket)
+            self._outbox += self._advance(held)
+        return Received(request=message.request, epoch=message.epoch, ticket=message.ticket, span=(began_s, now_s))
+
+    def lost(self, message: ReceiveKV, reason: str) -> TransferLost:
+        """The ticket failed and writes no more: everything of the request is freed.
+
+        Where another ticket or a Drop is still to be answered, a Freed says so instead of this reply.
+        """
+        held = self._held.of_ticket(message.request, message.ticket)
+        freed = False
+        if held is not None:
+            self._outbox += self._held.end_ticket(held, message.ticket)
+            freed = self._held.get(held.request) is held and self._held.release(held)
+        return _lost(message, reason, freed)
+
+    # -- upkeep --------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """A new term: forget every request. Tickets under way keep their pages until they are ended here, which
+        must happen before the new term brings tickets of its own."""
+        self._outbox.clear()
+        self._held.reset()
+
+    def check(self) -> None:
+        """Prove that every page has exactly its holders. Raises AssertionError."""
+        self._engine.check()
+
+
+def _lost(message: ReceiveKV, reason: str, freed: bool = False) -> TransferLost:
+    return TransferLost(request=message.request, epoch=message.epoch, ticket=message.ticket, reason=reason, freed=freed)

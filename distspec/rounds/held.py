@@ -1,0 +1,122 @@
+"""The requests that hold a slot here, and how long each must hold it.
+
+Knows slots, tickets and the order of opening. Does not know what a request computes, or why it is let go.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distspec.drafters.base import Drafter
+from distspec.engine import Engine
+from distspec.protocol.messages import Extend, Freed, Lease, Revoke, SamplingParams
+from distspec.rounds.work import Work
+
+
+@dataclass(slots=True)
+class Held:
+    """A request on this worker. Its messages are handled in order; `inbox` are those that wait.
+
+    fresh: nothing of it was begun, what its sequence holds came from the prefix cache. lease: the lease that
+    runs. drafts: num_speculative_tokens of it. emitted: output tokens of the stream, as far as known here.
+    told: length of the drafter's sequence of it. tickets: when each transfer under way began, by number.
+    receiving: the ticket whose KV is on the way here. silent: nobody waits for its Freed.
+    """
+
+    request: int
+    epoch: int
+    slot: int
+    params: SamplingParams
+    fresh: bool = True
+    inbox: deque[Extend | Lease | Revoke] = field(default_factory=deque)
+    work: Work | None = None
+    lease: Lease | None = None
+    drafts: int = 0
+    emitted: int = 0
+    told: int = 0
+    tickets: dict[int, float] = field(default_factory=dict)
+    receiving: int | None = None
+    silent: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """The next message may be handled: no Extend is being computed and no KV is on the way."""
+        return self.receiving is None and (self.work is None or self.lease is not None)
+
+    @property
+    def drafting(self) -> bool:
+        """A leased round is about to begin, and its drafter was not asked yet."""
+        return self.lease is not None and self.work is not None and len(self.work.tokens) == 1 and not self.work.drafted
+
+
+class Holdings:
+    """Requests by number, oldest first; and dropped ones whose pages a transfer still reads or writes.
+
+    A slot is closed when its request was released and its last ticket has ended, whichever comes last, so a
+    late write never lands in pages of somebody else.
+    """
+
+    def __init__(self, engine: Engine, drafter: Drafter | None) -> None:
+        self._engine = engine
+        self._drafter = drafter
+        self._held: dict[int, Held] = {}
+        self._closing: list[Held] = []
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
+
+    def get(self, request: int) -> Held | None:
+        return self._held.get(request)
+
+    def open(
+        self, request: int, epoch: int, tokens: tuple[int, ...], params: SamplingParams, use_cache: bool = True
+    ) -> Held:
+        """Raises OutOfSlots."""
+        slot = self._engine.open(tokens, params, use_cache)
+        held = self._held[request] = Held(request=request, epoch=epoch, slot=slot, params=params)
+        return held
+
+    def release(self, held: Held) -> bool:
+        """Let a request go. False if its slot has to wait for the end of a ticket."""
+        del self._held[held.request]
+        held.work = held.lease = None
+        held.inbox.clear()
+        if self._drafter is not None:
+            self._drafter.forget(held.request)
+        if held.tickets:
+            self._closing.append(held)
+            return False
+        self._engine.close(held.slot)
+        return True
+
+    def newest(self) -> Held | None:
+        """The request opened last among those whose pages would be free at once."""
+        return next((held for held in reversed(self._held.values()) if not held.tickets), None)
+
+    def of_ticket(self, request: int, ticket: int) -> Held | None:
+        """The request, released or not, that this ticket keeps here."""
+        known = self._held.get(request)
+        for held in (*self._closing, *([known] if known else [])):
+            if held.request == request and ticket in held.tickets:
+                return held
+        return None
+
+    def end_ticket(self, held: Held, ticket: int) -> list[Freed]:
+        """A ticket has ended; says Freed if that was what a released request waited for."""
+        del held.tickets[ticket]
+        if held.receiving == ticket:
+            held.receiving = None
+        if held not in self._closing or held.tickets:
+            return []
+        self._closing.remove(held)
+        self._engine.close(held.slot)
+        return [] if held.silent else [Freed(request=held.request, epoch=held.epoch)]
+
+    def reset(self) -> None:
+        """Let all requests go; nobody waits for a Freed any more."""
+        for held in list(self):
+            self.release(held)
+        for held in self._closing:
+            held.silent = True

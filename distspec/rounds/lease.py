@@ -1,0 +1,78 @@
+"""Rounds under a lease: what to draft, and how far the target's outcomes follow it.
+
+Knows proposals, outcomes and the rule that ends a stream. Does not know pages, messages that wait, or
+other work of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distspec.drafters.base import Drafter, DraftRow, Proposal
+from distspec.kv.sequence import Sequence as Books
+from distspec.protocol.messages import ROOT, Node, SamplingParams, finish_reason
+from distspec.rounds.held import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """tokens: emitted by a round, at least one. path: the nodes among them, oldest first. ended: why, if it did."""
+
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    ended: str | None
+
+
+def accept(nodes: Iterable[Node], outcomes: Iterable[tuple[int, int]], params: SamplingParams, emitted: int) -> Walk:
+    """Follow the outcomes from the root for as long as a child carries them, or until the stream ends.
+
+    nodes: the round's tree, any order. outcomes: (node id or ROOT, token), complete. emitted: output tokens before.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for node in nodes:
+        children.setdefault((node.parent, node.token), node.id)
+    drawn = dict(outcomes)
+    tokens: list[int] = []
+    path: list[int] = []
+    at: int | None = ROOT
+    ended = None
+    while at is not None and ended is None:
+        token = drawn[at]
+        tokens.append(token)
+        ended = finish_reason(params, emitted + len(tokens), token)
+        at = children.get((at, token))
+        if at is not None:
+            path.append(at)
+    return Walk(tuple(tokens), tuple(path), ended)
+
+
+def wanted(held: Held, sequence: Books, max_model_len: int) -> int:
+    """How many nodes this round can use: none that could only be judged past the end of the stream."""
+    text = sequence.length + 1
+    return max(0, min(held.drafts, held.params.max_tokens - held.emitted - 1, max_model_len - text))
+
+
+def draft(drafter: Drafter, rounds: Sequence[tuple[Held, Books]], max_model_len: int) -> None:
+    """Give every round its nodes. The one token left of its work is the root of the tree."""
+    rows, takers = [], []
+    for held, sequence in rounds:
+        assert held.work is not None
+        held.work.drafted = True
+        count = wanted(held, sequence, max_model_len)
+        if count:
+            tokens = (*sequence.tokens[held.told :], held.work.tokens[0])
+            rows.append(DraftRow(held.request, held.told, tokens, count, held.params))
+            takers.append(held)
+    if not rows:
+        return
+    for held, row, proposal in zip(takers, rows, drafter.propose(rows), strict=True):
+        assert held.work is not None
+        held.told = row.keep + len(row.tokens)
+        held.work.nodes.extend(_nodes(proposal, row.count))
+
+
+def _nodes(proposal: Proposal, count: int) -> list[Node]:
+    """Nodes are known by their index in the proposal: all of them are gone when the round is over."""
+    pairs = zip(proposal.tokens[:count], proposal.parents[:count], strict=True)
+    return [Node(id=i, parent=parent, token=token) for i, (token, parent) in enumerate(pairs)]

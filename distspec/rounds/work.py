@@ -1,0 +1,56 @@
+"""What a worker has to compute for one request: tokens first, nodes below them, in as many steps as it takes.
+
+Knows what is left and which outcomes came back. Does not know pages, budgets or other requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Seq
+
+from distspec.engine import Outcome, Segment
+from distspec.protocol.messages import ROOT, Extend, Lease, Node
+
+
+class Work:
+    """An Extend, or one round of a lease.
+
+    tokens: committed, their KV not computed yet; `length` of them at first. nodes: not judged yet.
+    outcomes: (node id, token) so far, the one of ROOT first. judged: nodes that have theirs. arrival orders
+    works; waited: steps in a row that had no room for it. drafted: the drafter was asked for this round.
+    """
+
+    def __init__(self, message: Extend | Lease, tokens: Seq[int], arrival: int, cached: int = 0) -> None:
+        self.message = message
+        self.tokens = deque(tokens)
+        self.length = len(tokens)
+        self.nodes = deque(message.nodes if isinstance(message, Extend) else ())
+        self.outcomes: list[tuple[int, int]] = []
+        self.judged: list[Node] = []
+        self.arrival = arrival
+        self.cached = cached
+        self.waited = 0
+        self.drafted = False
+        self.began_s: float | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step that are left to compute."""
+        return len(self.tokens) + len(self.nodes)
+
+    def segment(self, slot: int, rows: int) -> Segment:
+        """The next `rows` rows (or what is left) as a segment of a step; nothing is taken off yet."""
+        tokens = tuple(self.tokens)[:rows]
+        nodes = tuple(self.nodes)[: rows - len(tokens)]
+        return Segment(slot=slot, tokens=tokens, nodes=nodes, want=len(tokens) == len(self.tokens))
+
+    def absorb(self, segment: Segment, outcome: Outcome, began_s: float) -> None:
+        """A segment was computed in a step that began at began_s."""
+        for _ in segment.tokens:
+            self.tokens.popleft()
+        for _ in segment.nodes:
+            self.judged.append(self.nodes.popleft())
+        if outcome.root is not None:
+            self.outcomes.append((ROOT, outcome.root))
+        self.outcomes += [(node.id, token) for node, token in zip(segment.nodes, outcome.nodes, strict=True)]
+        self.began_s = began_s if self.began_s is None else self.began_s

@@ -1,0 +1,150 @@
+"""What tests of rounds and drafters share: a tiny random model, plain decoding by the book, a desk to talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+
+from distspec import config
+from distspec.drafters.base import Drafter, DraftRow, Proposal
+from distspec.engine import Engine
+from distspec.models import ModelConfig, random_model
+from distspec.models.llama import Llama
+from distspec.protocol.messages import ROOT, Extend, Lease, Progress, SamplingParams, finish_reason
+from distspec.rounds import Desk, Reply
+from distspec.sampling import SamplingRows, draw
+from tests.causal import logits
+
+CPU = torch.device("cpu")
+SHAPE = ModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    vocab_size=11,
+    max_position=200,
+)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+SEEDED = SamplingParams(max_tokens=24, temperature=1.0, seed=2**63 + 5, top_p=0.95)
+
+
+@cache
+def model(seed: int = 0) -> Llama:
+    return random_model(SHAPE, seed=seed, dtype=torch.float32, device=CPU)
+
+
+def engine(page_size: int = 16, num_pages: int | None = None, slots: int = 8, seed: int = 0) -> Engine:
+    """A real engine over a tiny random model. num_pages None: enough for all slots."""
+    pages = num_pages or slots * -(-SHAPE.max_position // page_size)
+    options = config.Engine(page_size=page_size, num_pages=pages, max_num_seqs=slots)
+    return Engine(model(seed), options, device=CPU)
+
+
+@cache
+def next_token(of: Llama, text: tuple[int, ...], params: SamplingParams) -> int:
+    """What the model draws after `text`: one sequence, no pages, no cache, no batch."""
+    scores = logits(of, list(text))[-1:]
+    return int(draw(scores, SamplingRows.of([params], [len(text)], CPU)))
+
+
+def plain(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """The stream's tokens, one at a time."""
+    text = list(prompt)
+    while True:
+        text.append(next_token(model(), tuple(text), params))
+        if finish_reason(params, len(text) - len(prompt), text[-1]):
+            return text[len(prompt) :]
+
+
+class Ticks:
+    """A clock that says 1, 2, 3..."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return float(self.now)
+
+
+def desk(of: Engine, drafter: Drafter | None = None, budget: int = 64) -> Desk:
+    return Desk(of, drafter, max_num_batched_tokens=budget, clock=Ticks())
+
+
+def run(of: Desk) -> list[Reply]:
+    """Step until nothing is left to do; the books must balance after every step."""
+    replies: list[Reply] = []
+    for _ in range(10_000):
+        if not of.ready():
+            return replies
+        replies += of.step()
+        of.check()
+    raise AssertionError("the desk does not come to rest")
+
+
+def extend(request: int, tokens: Sequence[int], params: SamplingParams = GREEDY, **more: object) -> Extend:
+    """The first message of a request."""
+    return Extend(request=request, epoch=1, task=request, start=0, tokens=tuple(tokens), params=params, **more)  # type: ignore[arg-type]
+
+
+def lease(request: int, tokens: Sequence[int], params: SamplingParams = GREEDY, drafts: int = 0) -> Lease:
+    return Lease(request=request, epoch=1, start=0, tokens=tuple(tokens), num_speculative_tokens=drafts, params=params)
+
+
+def stream(replies: Sequence[Reply], request: int) -> list[int]:
+    """The tokens of a request's Progress, which must come without a gap."""
+    tokens: list[int] = []
+    for reply in replies:
+        if isinstance(reply, Progress) and reply.request == request:
+            assert reply.start == len(tokens)
+            tokens += reply.tokens
+    return tokens
+
+
+class Guess:
+    """A drafter that knows each text and hands it to `grow`, which says what hangs below it."""
+
+    def __init__(self, grow: Callable[[DraftRow, tuple[int, ...]], Proposal]) -> None:
+        self._grow = grow
+        self._texts: dict[int, tuple[int, ...]] = {}
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        out = []
+        for row in rows:
+            known = self._texts.get(row.request, ())
+            assert row.keep <= len(known)
+            text = self._texts[row.request] = known[: row.keep] + row.tokens
+            out.append(self._grow(row, text))
+        return out
+
+    def forget(self, request: int) -> None:
+        self._texts.pop(request, None)
+
+
+def oracle(row: DraftRow, text: tuple[int, ...]) -> Proposal:
+    """What the target will say."""
+    tokens: list[int] = []
+    for _ in range(row.count):
+        tokens.append(next_token(model(), (*text, *tokens), row.params))
+    return Proposal.chain(tokens)
+
+
+def wrong(row: DraftRow, text: tuple[int, ...]) -> Proposal:
+    """What the target will never say at the first position."""
+    return Proposal.chain([(token + 1) % SHAPE.vocab_size for token in oracle(row, text).tokens])
+
+
+def bushy(row: DraftRow, text: tuple[int, ...]) -> Proposal:
+    """A tree with the right token as the second child of each node on the right path, as far as count goes."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    above = ROOT
+    for right in oracle(row, text).tokens:
+        tokens += [(right + 1) % SHAPE.vocab_size, right]
+        parents += [above, above]
+        above = len(tokens) - 1
+    return Proposal(tuple(tokens[: row.count]), tuple(parents[: row.count]))

@@ -1,0 +1,363 @@
+"""A desk and its messages: every opening ends once, every Extend is answered once, no page is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from distspec.errors import TransferFailed
+from distspec.protocol.messages import (
+    ROOT,
+    Drop,
+    Extend,
+    Freed,
+    Lease,
+    Node,
+    Progress,
+    Received,
+    ReceiveKV,
+    Refused,
+    Revoke,
+    SamplingParams,
+    SendKV,
+    TransferLost,
+    Verdict,
+)
+from distspec.rounds import Desk
+from tests.desks import GREEDY, SEEDED, SHAPE, desk, engine, extend, lease, model, next_token, plain, run, stream
+
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+
+
+def y(*text: int) -> int:
+    return next_token(model(), text, GREEDY)
+
+
+def answer(subject: Desk, message: Extend) -> Verdict:
+    replies = [*subject.receive(message), *run(subject)]
+    [verdict] = replies
+    assert isinstance(verdict, Verdict)
+    assert verdict.task == message.task
+    return verdict
+
+
+def then(start: int, tokens: Sequence[int] = (), nodes: Sequence[Node] = (), **more: object) -> Extend:
+    return Extend(request=1, epoch=1, task=99, start=start, tokens=tuple(tokens), nodes=tuple(nodes), **more)  # type: ignore[arg-type]
+
+
+def gone(of: Desk, request: int) -> bool:
+    """The desk holds nothing of the request: going on with it gets no answer."""
+    return of.receive(Extend(request=request, epoch=999, task=1, start=1, tokens=(1,))) == [] and not of.ready()
+
+
+# -- outcomes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [1, 3, 64])
+def test_a_verdict_names_the_outcome_of_the_root_and_of_each_node(budget: int) -> None:
+    tree = [Node(id=5, parent=ROOT, token=3), Node(id=7, parent=5, token=4), Node(id=6, parent=ROOT, token=9)]
+    verdict = answer(desk(engine(4), budget=budget), extend(1, PROMPT, nodes=tuple(tree)))
+    assert dict(verdict.outcomes) == {ROOT: y(*PROMPT), 5: y(*PROMPT, 3), 7: y(*PROMPT, 3, 4), 6: y(*PROMPT, 9)}
+    assert len(verdict.outcomes) == 4
+
+
+def test_nodes_live_on_until_they_are_committed_or_dropped() -> None:
+    subject = desk(engine(4))
+    tree = (Node(id=1, parent=ROOT, token=3), Node(id=2, parent=1, token=4), Node(id=3, parent=ROOT, token=9))
+    answer(subject, extend(1, PROMPT, nodes=tree))
+    below = answer(subject, then(10, nodes=[Node(id=4, parent=2, token=6)]))
+    assert below.outcomes == ((4, y(*PROMPT, 3, 4, 6)),)
+    kept = answer(subject, then(11, commit=(1,), drop=(3,), nodes=[Node(id=8, parent=ROOT, token=1)]))
+    assert kept.outcomes == ((8, y(*PROMPT, 3, 1)),)
+    fresh = answer(subject, then(12, [5], commit=(2,), drop=(4, 8)))
+    assert fresh.outcomes == ((ROOT, y(*PROMPT, 3, 4, 5)),)
+
+
+def test_cached_tokens_are_not_computed_again_and_are_counted() -> None:
+    of = engine(4)
+    subject = desk(of)
+    first = answer(subject, extend(1, PROMPT))
+    subject.receive(Drop(request=1, epoch=1))
+    again = answer(subject, extend(2, PROMPT))
+    assert (first.cached, again.cached) == (0, 8)
+    assert again.outcomes == first.outcomes
+
+
+def test_bookkeeping_alone_is_answered_at_once() -> None:
+    subject = desk(engine(4))
+    answer(subject, extend(1, PROMPT, nodes=(Node(id=1, parent=ROOT, token=3),)))
+    [verdict] = subject.receive(then(10, drop=(1,)))
+    assert isinstance(verdict, Verdict)
+    assert verdict.outcomes == ()
+    assert not subject.ready()
+
+
+def test_messages_that_wait_are_handled_in_order() -> None:
+    subject = desk(engine(4))
+    messages: list[Extend | Lease | Revoke] = [
+        extend(1, PROMPT, nodes=(Node(id=1, parent=ROOT, token=3),)),
+        Extend(request=1, epoch=2, task=2, start=10, tokens=(4,), drop=(1,)),
+        Lease(request=1, epoch=3, start=11, tokens=(5,), emitted=2),
+        Revoke(request=1, epoch=4),
+    ]
+    assert [reply for message in messages for reply in subject.receive(message)] == []
+    replies = [type(reply).__name__ for reply in run(subject)]
+    assert replies == ["Verdict", "Verdict", "Revoked"]
+
+
+def test_a_span_covers_all_steps_of_an_extend() -> None:
+    verdict = answer(desk(engine(4), budget=4), extend(1, PROMPT))
+    assert verdict.span == (1.0, 6.0), "three steps, each read off a clock before and after"
+
+
+def test_long_prompts_and_running_streams_share_steps() -> None:
+    subject = desk(engine(), budget=8)
+    subject.receive(lease(1, (3,)))
+    subject.step()
+    subject.receive(extend(2, PROMPT * 5))
+    replies = run(subject)
+    verdict = next(i for i, reply in enumerate(replies) if isinstance(reply, Verdict))
+    assert verdict >= 50 // 8, "each chunk of the prompt let the stream go on"
+    assert all(isinstance(reply, Progress) for reply in replies[:verdict])
+
+
+# -- disagreements -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        then(9, [1]),
+        then(11, [1]),
+        then(10, [1], commit=(4,)),
+        then(10, [1], drop=(4,)),
+        then(10, nodes=[Node(id=9, parent=4, token=1)]),
+        then(10, [1], nodes=[Node(id=9, parent=1, token=1)]),
+        then(10, nodes=[Node(id=1, parent=ROOT, token=1)]),
+        then(10, nodes=[Node(id=9, parent=ROOT, token=1), Node(id=9, parent=ROOT, token=1)]),
+        then(10, [1] * SHAPE.max_position),
+        Lease(request=1, epoch=1, start=10, tokens=()),
+        Lease(request=1, epoch=1, start=10, tokens=(1,), params=SamplingParams(max_tokens=SHAPE.max_position)),
+    ],
+)
+def test_a_disagreement_is_refused_and_frees_the_request(message: Extend | Lease) -> None:
+    subject = desk(engine(4))
+    answer(subject, extend(1, PROMPT, nodes=(Node(id=1, parent=ROOT, token=3),)))
+    task = message.task if isinstance(message, Extend) else None
+    assert [*subject.receive(message), *run(subject)] == [Refused(request=1, epoch=1, reason="state", task=task)]
+    assert gone(subject, 1)
+
+
+def test_nodes_of_a_root_that_is_past_bear_no_children() -> None:
+    subject = desk(engine(4))
+    tree = (Node(id=1, parent=ROOT, token=3), Node(id=2, parent=ROOT, token=4))
+    answer(subject, extend(1, PROMPT, nodes=tree))
+    answer(subject, then(11, commit=(1,)))
+    assert subject.receive(then(11, nodes=[Node(id=3, parent=2, token=4)])) == []
+    assert run(subject) == [Refused(request=1, epoch=1, reason="state", task=99)]
+
+
+def test_a_leased_request_takes_no_extend() -> None:
+    subject = desk(engine(4))
+    subject.receive(lease(1, PROMPT))
+    subject.step()
+    assert subject.receive(then(10, [1])) == [Refused(request=1, epoch=1, reason="state", task=99)]
+    assert gone(subject, 1)
+
+
+def test_messages_of_a_past_epoch_say_nothing_and_change_nothing() -> None:
+    subject = desk(engine(4))
+    subject.receive(Extend(request=1, epoch=5, task=1, start=0, tokens=PROMPT, params=GREEDY))
+    past: list[Drop | Revoke | Extend] = [Drop(request=1, epoch=4), Revoke(request=1, epoch=4), then(0, [1])]
+    for stale in past:
+        assert subject.receive(stale) == []
+    assert [type(reply) for reply in run(subject)] == [Verdict]
+
+
+def test_what_is_not_open_here_gets_no_answer() -> None:
+    subject = desk(engine(4))
+    messages: list[Drop | Revoke | Extend] = [Drop(request=1, epoch=1), Revoke(request=1, epoch=1), then(10, [1])]
+    for message in messages:
+        assert subject.receive(message) == []
+    assert not subject.ready()
+
+
+def test_an_opening_without_parameters_is_refused() -> None:
+    message = Extend(request=1, epoch=1, task=4, start=0, tokens=PROMPT)
+    assert desk(engine(4)).receive(message) == [Refused(request=1, epoch=1, reason="state", task=4)]
+
+
+# -- want of slots and pages ---------------------------------------------------------------------------
+
+
+def test_without_a_slot_a_request_is_refused_and_the_others_go_on() -> None:
+    subject = desk(engine(4, slots=1))
+    assert subject.receive(extend(1, PROMPT)) == []
+    assert subject.receive(extend(2, PROMPT)) == [Refused(request=2, epoch=1, reason="slots", task=2)]
+    assert [type(reply) for reply in run(subject)] == [Verdict]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_the_newest_gives_way_and_goes_on_elsewhere_with_the_same_tokens(page_size: int) -> None:
+    params = SamplingParams(max_tokens=40, seed=9)
+    tight, roomy = desk(engine(page_size, num_pages=64 // page_size)), desk(engine(page_size))
+    prompts = {1: PROMPT, 2: (7, 7, 7), 3: (5,)}
+    for request, prompt in prompts.items():
+        assert tight.receive(lease(request, prompt, params)) == []
+    replies = run(tight)
+    refused = [reply for reply in replies if isinstance(reply, Refused)]
+    assert [reply.request for reply in refused] == [3, 2], "newest first; the oldest is served"
+    assert {reply.reason for reply in refused} == {"pages"}
+    for request, prompt in prompts.items():
+        tokens = stream(replies, request)
+        if request > 1:
+            assert len(tokens) < params.max_tokens
+            moved = Lease(
+                request=request, epoch=2, start=0, tokens=(*prompt, *tokens), emitted=len(tokens), params=params
+            )
+            assert roomy.receive(moved) == []
+            tokens += [token for reply in run(roomy) if isinstance(reply, Progress) for token in reply.tokens]
+        assert tokens == plain(prompt, params)
+
+
+def test_a_tree_that_can_never_fit_is_refused_and_frees_everything() -> None:
+    subject = desk(engine(4, num_pages=3))
+    tree = tuple(Node(id=id, parent=ROOT, token=id) for id in range(3))
+    assert subject.receive(extend(1, PROMPT, nodes=tree)) == []
+    assert run(subject) == [Refused(request=1, epoch=1, reason="pages", task=1)]
+    assert gone(subject, 1)
+
+
+# -- drops, terms, transfers --------------------------------------------------------------------------------
+
+
+def receive(request: int, ticket: int, tokens: Sequence[int], params: SamplingParams = SEEDED) -> ReceiveKV:
+    return ReceiveKV(
+        request=request,
+        epoch=1,
+        ticket=ticket,
+        peer="a",
+        peer_incarnation=1,
+        start=0,
+        length=len(tokens),
+        tokens=tuple(tokens),
+        params=params,
+    )
+
+
+def send(request: int, ticket: int, length: int) -> SendKV:
+    return SendKV(request=request, epoch=1, ticket=ticket, peer="b", peer_incarnation=1, start=0, length=length)
+
+
+def test_a_drop_ends_what_runs_and_frees_at_once() -> None:
+    subject = desk(engine(4), budget=4)
+    subject.receive(extend(1, PROMPT))
+    subject.step()
+    assert subject.receive(Drop(request=1, epoch=1)) == [Freed(request=1, epoch=1)]
+    assert gone(subject, 1)
+    subject.check()
+
+
+def test_a_new_term_forgets_everything() -> None:
+    of = engine(4, slots=2)
+    subject = desk(of)
+    for _ in range(3):
+        assert subject.receive(lease(1, PROMPT)) == subject.receive(extend(2, PROMPT)) == []
+        subject.step()
+        subject.reset()
+        assert not subject.ready()
+        subject.check()
+
+
+def test_a_drop_waits_for_the_ticket_that_reads_its_pages() -> None:
+    subject = desk(engine(4, slots=1))
+    answer(subject, extend(1, PROMPT))
+    slot = subject.source(send(1, ticket=5, length=10))
+    assert slot == 0
+    assert subject.receive(Drop(request=1, epoch=1)) == []
+    [refused] = subject.receive(extend(2, PROMPT))
+    assert isinstance(refused, Refused), "the slot is still taken"
+    subject.sent(1, 5)
+    assert subject.ready()
+    assert subject.step() == [Freed(request=1, epoch=1)]
+    assert subject.receive(extend(2, PROMPT)) == []
+
+
+def test_what_is_not_held_cannot_be_sent() -> None:
+    subject = desk(engine(4))
+    with pytest.raises(TransferFailed):
+        subject.source(send(1, ticket=5, length=10))
+    answer(subject, extend(1, PROMPT))
+    with pytest.raises(TransferFailed):
+        subject.source(send(1, ticket=5, length=11))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_kv_that_was_received_is_as_good_as_computed(page_size: int) -> None:
+    source, target = engine(page_size), engine(page_size)
+    here, there = desk(source), desk(target)
+    here.receive(extend(1, PROMPT, SEEDED))
+    run(here)
+    sender = here.source(send(1, ticket=5, length=10))
+    message = receive(1, 5, PROMPT)
+    receiver = there.reserve(message)
+    assert isinstance(receiver, int)
+    first = next_token(model(), PROMPT, SEEDED)
+    go_on = Lease(request=1, epoch=1, start=10, tokens=(first,), emitted=1)
+    assert there.receive(go_on) == []
+    assert not there.ready(), "nothing is computed upon KV that is not there"
+    target.scatter(receiver, 0, source.gather(sender, 0, 10))
+    here.sent(1, 5)
+    reply = there.received(message)
+    assert isinstance(reply, Received)
+    tokens = [token for reply in run(there) if isinstance(reply, Progress) for token in reply.tokens]
+    assert [first, *tokens] == plain(PROMPT, SEEDED)
+
+
+def test_a_lost_ticket_frees_the_receiver_and_says_so_once() -> None:
+    subject = desk(engine(4, slots=1))
+    message = receive(1, 5, PROMPT)
+    assert subject.reserve(message) == 0
+    lost = subject.lost(message, "link")
+    assert lost == TransferLost(request=1, epoch=1, ticket=5, reason="link", freed=True)
+    assert not subject.ready()
+    assert subject.reserve(message) == 0
+    assert subject.receive(Drop(request=1, epoch=1)) == []
+    assert subject.lost(message, "link") == TransferLost(request=1, epoch=1, ticket=5, reason="link", freed=False)
+    assert subject.step() == [Freed(request=1, epoch=1)]
+    subject.check()
+
+
+def test_reserved_pages_wait_for_their_ticket_even_over_a_new_term() -> None:
+    subject = desk(engine(4, slots=1))
+    message = receive(1, 5, PROMPT)
+    assert subject.reserve(message) == 0
+    subject.reset()
+    [refused] = subject.receive(extend(2, PROMPT))
+    assert isinstance(refused, Refused)
+    subject.lost(message, "reset")
+    assert not subject.ready(), "nobody of the new term waits for a Freed"
+    assert subject.receive(extend(2, PROMPT)) == []
+
+
+def test_a_receiver_without_slots_or_pages_refuses() -> None:
+    full = desk(engine(4, slots=1))
+    full.receive(extend(2, PROMPT))
+    assert full.reserve(receive(1, 5, PROMPT)) == Refused(request=1, epoch=1, reason="slots")
+    small = desk(engine(4, num_pages=2))
+    assert small.reserve(receive(1, 5, PROMPT)) == Refused(request=1, epoch=1, reason="pages")
+    assert not small.ready()
+    small.check()
+
+
+def test_requests_with_a_ticket_are_not_given_up_for_pages() -> None:
+    subject = desk(engine(4, num_pages=6))
+    assert subject.receive(extend(1, PROMPT)) == []
+    run(subject)
+    assert isinstance(subject.reserve(receive(2, 5, PROMPT[:4])), int)
+    subject.source(send(1, ticket=6, length=10))
+    subject.receive(extend(3, PROMPT[::-1]))
+    assert run(subject) == [Refused(request=3, epoch=1, reason="pages", task=3)]
+    subject.sent(1, 6)
+    assert isinstance(subject.received(receive(2, 5, PROMPT[:4])), Received)
