@@ -40,8 +40,11 @@ _MEASURE_CONTEXT = 16
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
+    """shared: its prompt may go to the prefix cache while it runs."""
+
     sequence: Sequence
     params: SamplingParams
+    shared: bool
 
 
 class Engine:
@@ -92,12 +95,12 @@ class Engine:
     def open(self, tokens: Seq[int], params: SamplingParams, use_cache: bool = True) -> int:
         """A slot for a request that begins with `tokens`; sequence(slot).length of them were cached.
 
-        Raises OutOfSlots.
+        use_cache False: computes everything itself, and shares nothing before it is closed. Raises OutOfSlots.
         """
         if not self._free:
             raise OutOfSlots(self.slots)
         slot = heappop(self._free)
-        self._open[slot] = _Slot(self.books.open(tokens, use_cache), params)
+        self._open[slot] = _Slot(self.books.open(tokens, use_cache), params, use_cache)
         return slot
 
     def sequence(self, slot: int) -> Sequence:
@@ -148,7 +151,7 @@ class Engine:
         drawn = self._run(batch) if batch.tokens else []
         for segment in segments:
             # Requests that arrive while this one runs can share its prompt.
-            if len(segment.tokens) > 1:
+            if len(segment.tokens) > 1 and self._open[segment.slot].shared:
                 self.books.publish(self.sequence(segment.slot))
         return Batch.outcomes(segments, drawn)
 

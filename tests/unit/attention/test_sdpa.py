@@ -1,0 +1,124 @@
+"""The reference backend against attention written out row by row."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distspec.attention import BACKENDS, Span, choose
+from distspec.attention.sdpa import SdpaBackend
+from distspec.kv.pool import KVPool
+
+CPU = torch.device("cpu")
+DIM = 8
+
+
+def location(span: Span, index: int, page_size: int) -> int:
+    return span.pages[index // page_size] * page_size + index % page_size
+
+
+def visible(span: Span, row: int) -> list[int]:
+    if row < span.suffix:
+        return list(range(span.length - span.suffix + row + 1))
+    return [*range(span.length), *span.nodes[row - span.suffix]]
+
+
+def by_the_book(
+    spans: list[Span], page_size: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """One row and one head at a time, in float64; keys, values: [locations, kv_heads, dim], already written."""
+    rows, heads, dim = q.shape
+    group = heads // keys.shape[1]
+    out = torch.empty(rows, heads, dim, dtype=torch.float64)
+    at = 0
+    for span in spans:
+        for row in range(span.rows):
+            where = [location(span, index, page_size) for index in visible(span, row)]
+            for head in range(heads):
+                k, v = keys[where, head // group].double(), values[where, head // group].double()
+                out[at, head] = (k @ q[at, head].double() * dim**-0.5).softmax(0) @ v
+            at += 1
+    return out.flatten(1)
+
+
+def random_span(draw: random.Random, pages: list[int], page_size: int, rows: int) -> Span:
+    """A span of about `rows` rows over pages taken from the end of `pages`, with a tree that leaves holes."""
+    nodes = draw.choice([0, 0, draw.randint(1, rows)])
+    suffix = max(draw.choice([rows - nodes, 0]), 0 if nodes else 1)
+    length = suffix + draw.choice([0, 1, draw.randint(0, 60)])
+    scratch = draw.sample(range(length, length + 2 * nodes), nodes)
+    seen: list[list[int]] = []
+    for index in scratch:
+        seen.append([*draw.choice([[], *seen]), index])
+    count = max(1, -(-(max([length - 1, *scratch]) + 1) // page_size))
+    table = [pages.pop() for _ in range(count)]
+    if draw.random() < 0.5:
+        table.reverse()  # neighbours in rising order may be read in place
+    own = [*range(length - suffix, length), *scratch]
+    bare = Span(table, length, suffix, tuple(seen), [])
+    return Span(table, length, suffix, tuple(seen), [location(bare, index, page_size) for index in own])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 3, 16, 64]),
+    st.sampled_from([(4, 4), (6, 2), (3, 1)]),
+    st.lists(st.sampled_from([1, 1, 2, 6, 16, 17, 40]), min_size=1, max_size=5),
+)
+def test_rows_see_their_path_and_nothing_else(
+    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int]
+) -> None:
+    draw, (num_heads, kv_heads) = random.Random(seed), heads
+    torch.manual_seed(seed % 2**31)
+    pool = KVPool(2, 1200 * page_size, kv_heads, DIM, dtype=torch.float32, device=CPU)
+    pool.data.normal_()
+    pages = list(range(1200))
+    spans = [random_span(draw, pages, page_size, rows) for rows in sizes]
+    q, k, v = (torch.randn(sum(span.rows for span in spans), n, DIM) for n in (num_heads, kv_heads, kv_heads))
+    keys, values = (tensor.clone() for tensor in pool.layers[1])
+    where = torch.tensor([at for span in spans for at in span.write])
+    keys[where], values[where] = k, v
+
+    backend = SdpaBackend(pool, page_size, num_heads)
+    before = pool.data[0].clone()
+    got = backend.run(backend.plan(spans), 1, q, k, v)
+
+    assert torch.equal(pool.layers[1][0], keys)
+    assert torch.equal(pool.layers[1][1], values)
+    assert torch.equal(pool.data[0], before)
+    assert torch.allclose(got.double(), by_the_book(spans, page_size, q, keys, values), atol=1e-5)
+
+
+def test_what_others_hold_cannot_matter_not_even_nan() -> None:
+    """Padding and gaps must read nothing of a neighbour's pages."""
+    pool = KVPool(1, 64, 1, DIM, dtype=torch.float32, device=CPU)
+    pool.data[:, :, :8] = torch.nan
+    short, long = Span([2], 2, 1, (), [9]), Span([4, 3], 7, 1, (), [14])
+    backend = SdpaBackend(pool, 4, 2)
+    out = backend.run(
+        backend.plan([short, long]), 0, torch.randn(2, 2, DIM), torch.randn(2, 1, DIM), torch.randn(2, 1, DIM)
+    )
+    assert bool(out.isfinite().all())
+
+
+def test_spans_share_a_call_only_within_a_factor_of_two() -> None:
+    pool = KVPool(1, 4096, 1, DIM, dtype=torch.float32, device=CPU)
+    spans = [Span([0], length, 1, (), [length - 1]) for length in (5, 6, 7, 40, 50, 2000)]
+    calls = SdpaBackend(pool, 4096, 2).plan(spans).calls
+    assert [call.batch for call in calls] == [3, 2, 1]
+    assert [call.keys for call in calls] == [7, 50, 2000]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_says_why(device: str, dtype: torch.dtype) -> None:
+    backend, reason = choose("auto", torch.device(device), dtype)
+    assert backend is BACKENDS["sdpa"]
+    assert reason.startswith("sdpa: ")
+    assert len(reason) > len("sdpa: configured")
+    assert choose("sdpa", torch.device(device), dtype) == (backend, "sdpa: configured")

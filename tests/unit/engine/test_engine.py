@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distspec import config
+from distspec.engine import Engine, Segment
+from distspec.errors import ConfigError, IllegalTransition, OutOfPages, OutOfSlots
+from distspec.models import ModelConfig, random_model
+from distspec.models.llama import Llama
+from distspec.protocol.messages import ROOT, Node, SamplingParams
+
+CPU = torch.device("cpu")
+PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
+SHAPE = ModelConfig(
+    num_layers=1,
+    hidden_size=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    intermediate_size=16,
+    vocab_size=31,
+    max_position=64,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return random_model(SHAPE, seed=1, dtype=torch.float32, device=CPU)
+
+
+def test_slots_and_pages_are_refused_and_nothing_leaks(model: Llama) -> None:
+    engine = Engine(model, config.Engine(page_size=4, num_pages=4, max_num_seqs=2), device=CPU)
+    first, second = engine.open([1], PARAMS), engine.open([2], PARAMS)
+    with pytest.raises(OutOfSlots):
+        engine.open([3], PARAMS)
+    engine.reserve(first, 13)
+    with pytest.raises(OutOfPages):
+        engine.reserve(second, 1)
+    engine.check()
+    engine.close(first)
+    assert engine.open([3], PARAMS) == first
+    engine.reserve(second, 16)
+    engine.check()
+
+
+def test_a_refused_step_changes_nothing(model: Llama) -> None:
+    engine = Engine(model, config.Engine(page_size=4, num_pages=64), device=CPU)
+    slots = [engine.open([1], PARAMS) for _ in range(2)]
+    for slot in slots:
+        engine.reserve(slot, 70)
+    good = Segment(slots[0], (1, 2))
+    orphan = Segment(slots[1], (1,), (Node(id=0, parent=5, token=1),))
+    deep = tuple(Node(id=i, parent=i - 1, token=1) for i in range(10))
+    for bad, error in (
+        (orphan, IllegalTransition),
+        (Segment(slots[1], (1,) * 65), ValueError),
+        (Segment(slots[1], (1,) * 55, deep), ValueError),
+        (Segment(slots[1], (1,) * 99), ValueError),
+        (Segment(slots[0], (3,)), ValueError),
+    ):
+        with pytest.raises(error):
+            engine.step([good, bad])
+    assert [engine.sequence(slot).tokens for slot in slots] == [[], []]
+    engine.step([good, Segment(slots[1], (1,) * 54, deep)])
+    assert [engine.sequence(slot).length for slot in slots] == [2, 54]
+
+
+def test_nothing_to_do_is_done(model: Llama) -> None:
+    engine = Engine(model, config.Engine(), device=CPU)
+    slot = engine.open([1], PARAMS)
+    assert engine.step([]) == []
+    outcome = engine.step([Segment(slot, ())])[0]
+    assert (outcome.root, outcome.nodes) == (None, [])
+
+
+def test_a_prompt_is_shared_while_its_first_request_still_runs(model: Llama) -> None:
+    engine = Engine(model, config.Engine(page_size=4), device=CPU)
+    prompt = tuple(range(11))
+    first = engine.open(prompt, PARAMS)
+    engine.reserve(first, 12)
+    engine.step([Segment(first, prompt)])
+    second = engine.open(prompt, PARAMS)
+    assert engine.sequence(second).tokens == list(range(8))
+    assert engine.sequence(second).pages == engine.sequence(first).pages[:2]
+    engine.check()
+
+
+def test_nodes_make_room_for_appended_tokens(model: Llama) -> None:
+    """Nodes of the past that nobody dropped yet are moved, and what they judged before is not disturbed."""
+    engine = Engine(model, config.Engine(page_size=4), device=CPU)
+    slot = engine.open([1], PARAMS)
+    engine.reserve(slot, 20)
+    engine.step([Segment(slot, (1, 2), (Node(id=0, parent=ROOT, token=3), Node(id=1, parent=0, token=4)))])
+    plain = engine.open([9], PARAMS)
+    engine.reserve(plain, 20)
+    want = engine.step([Segment(plain, (1, 2, 7, 8))])[0].root
+    assert engine.step([Segment(slot, (7, 8))])[0].root == want
+    assert sorted(engine.sequence(slot).nodes) == [0, 1]
+    assert torch.allclose(engine.gather(slot, 0, 4), engine.gather(plain, 0, 4), atol=1e-5)
+
+
+def test_the_pool_is_sized_from_what_is_configured_or_can_be_used(model: Llama) -> None:
+    sized = Engine(model, config.Engine(page_size=16, max_num_seqs=3), device=CPU)
+    assert 3 * 64 <= sized.capacity <= 3 * (64 + 64 + 32)
+    assert sized.max_model_len == 64
+    small = Engine(model, config.Engine(page_size=16, num_pages=2), device=CPU)
+    assert (small.capacity, small.max_model_len) == (32, 32)
+    with pytest.raises(ConfigError, match=r"engine\.num_pages"):
+        Engine(model, config.Engine(page_size=16, num_pages=2), device=CPU, max_model_len=33)
+    with pytest.raises(ConfigError, match=r"model\.max_model_len"):
+        Engine(model, config.Engine(), device=CPU, max_model_len=65)
+
+
+def test_measuring_leaves_nothing_behind(model: Llama) -> None:
+    engine = Engine(model, config.Engine(page_size=4), device=CPU)
+    costs = engine.measure()
+    assert len(costs) == 5
+    assert costs[0] == 1
+    assert min(costs) > 0
+    engine.check()
+    assert engine.books.allocator.free * 4 == engine.capacity
+    assert Engine(model, config.Engine(page_size=4, num_pages=2), device=CPU).measure() == ()
