@@ -111,27 +111,25 @@ class Desk:
             raise IllegalTransition(f"request {held.request} is leased")
         cached = sequence.length if held.fresh else 0  # of the message's own tokens, which start at 0
         held.params = message.params or held.params
-        drop = set(message.drop)
-        if isinstance(message, Lease):  # its rounds name their nodes themselves: none of before may remain
-            drop |= set(sequence.nodes) - set(message.commit)
-        if message.commit or drop:
-            self._engine.commit(held.slot, message.commit, tuple(drop))
+        if message.commit or message.drop:
+            self._engine.commit(held.slot, message.commit, message.drop)
             sequence.trim()
         if message.start != sequence.length - cached:
             raise IllegalTransition(f"request {held.request} has {sequence.length} tokens, not {message.start}")
         if isinstance(message, Lease):
-            self._check_lease(message, held.params)
+            self._check_lease(message, held.params, len(sequence.nodes))
         held.fresh = False
         held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached)
         if isinstance(message, Lease):
             held.lease, held.emitted, held.drafts = message, message.emitted, message.num_speculative_tokens
         return [] if held.work.rows else self._finish(held, self._clock())
 
-    def _check_lease(self, message: Lease, params: SamplingParams) -> None:
+    def _check_lease(self, message: Lease, params: SamplingParams, nodes: int) -> None:
+        """A lease starts from a root, with no node below it, and must fit to its end."""
         end = message.start + len(message.tokens)
         last = end + params.max_tokens - message.emitted - 1  # the last output token is drawn, never computed
-        if not message.tokens or last > self._engine.max_model_len:
-            raise IllegalTransition(f"request {message.request}: no lease from {end} to {last} tokens")
+        if not message.tokens or nodes or last > self._engine.max_model_len:
+            raise IllegalTransition(f"request {message.request}: no lease from {end} to {last}, {nodes} nodes")
 
     def _revoke(self, held: Held, message: Revoke) -> list[Reply]:
         """End the lease. A round whose root is judged is ended first, so that no outcome is lost."""

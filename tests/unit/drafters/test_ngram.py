@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distspec.config import Ngram
@@ -26,6 +26,7 @@ def naive(text: list[int], count: int, options: Ngram) -> list[int]:
     return []
 
 
+@settings(deadline=None)
 @given(edits, st.integers(0, 6), st.integers(1, 3), st.integers(0, 3))
 def test_equals_a_naive_search_after_any_edits(
     steps: list[tuple[float, list[int]]], count: int, min_n: int, more: int
@@ -40,6 +41,7 @@ def test_equals_a_naive_search_after_any_edits(
         assert proposal == Proposal.chain(naive(text, count, options))
 
 
+@settings(deadline=None)
 @given(edits)
 def test_a_rewound_index_is_the_index_of_the_shorter_text(steps: list[tuple[float, list[int]]]) -> None:
     edited, fresh = (NgramDrafter(Ngram(), max_model_len=10_000) for _ in range(2))
@@ -56,6 +58,7 @@ def test_a_chain_hangs_each_token_below_the_one_before() -> None:
     assert Proposal.chain([5, 6, 7]) == Proposal((5, 6, 7), (ROOT, 0, 1))
 
 
+@settings(deadline=None)
 @given(tokens, st.integers(0, 20))
 def test_nothing_reaches_past_max_model_len(text: list[int], room: int) -> None:
     drafter = NgramDrafter(Ngram(), max_model_len=len(text) + room)

@@ -137,8 +137,11 @@ def test_long_prompts_and_running_streams_share_steps() -> None:
         then(10, nodes=[Node(id=1, parent=ROOT, token=1)]),
         then(10, nodes=[Node(id=9, parent=ROOT, token=1), Node(id=9, parent=ROOT, token=1)]),
         then(10, [1] * SHAPE.max_position),
-        Lease(request=1, epoch=1, start=10, tokens=()),
-        Lease(request=1, epoch=1, start=10, tokens=(1,), params=SamplingParams(max_tokens=SHAPE.max_position)),
+        Lease(request=1, epoch=1, start=10, tokens=(1,)),
+        Lease(request=1, epoch=1, start=11, tokens=(), commit=(1,)),
+        Lease(
+            request=1, epoch=1, start=10, tokens=(1,), drop=(1,), params=SamplingParams(max_tokens=SHAPE.max_position)
+        ),
     ],
 )
 def test_a_disagreement_is_refused_and_frees_the_request(message: Extend | Lease) -> None:

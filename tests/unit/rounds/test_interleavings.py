@@ -181,7 +181,7 @@ class Coordinator:
             start=stream.computed,
             tokens=tuple(stream.text[stream.computed :]),
             commit=tuple(stream.commit),
-            drop=tuple(stream.dead),
+            drop=(*stream.dead, *stream.nodes),
             emitted=stream.emitted,
             num_speculative_tokens=self.random.randrange(4),
             params=stream.params,

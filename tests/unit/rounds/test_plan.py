@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distspec.protocol.messages import ROOT, Extend, Node
@@ -18,6 +18,7 @@ def work(arrival: int, tokens: int, nodes: int = 0) -> Work:
     return Work(message, message.tokens, arrival)
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(1, 150))
 def test_the_budget_is_kept_and_used(shapes: list[tuple[int, int]], budget: int) -> None:
     works = [work(i, *shape) for i, shape in enumerate(shapes)]
@@ -31,6 +32,7 @@ def test_decoding_goes_before_prefill_and_prefills_share_the_rest_in_order() -> 
     assert share([first, second, decode], 80) == [(decode, 5), (first, 60), (second, 15)]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_nothing_starves_however_small_the_budget(decodes: int, budget: int) -> None:
     prefill = work(0, PREFILL_TOKENS + 1)
