@@ -192,8 +192,12 @@ async def _race(*contenders: Coroutine[Any, Any, None]) -> None:
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception as error:
+        # A server that lost the connection may say so this way (Ray Serve raises TaskCancelledError here).
+        log.debug("no more messages from the client: %r", error)
 
 
 async def _body(request: Request) -> object:
@@ -226,7 +230,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code
     message = {
         404: f"no such path: {request.url.path}",
-        405: f"{request.method} is not allowed here, need {(error.headers or {}).get('allow', 'another method')}",
+        405: f"{request.method} is not allowed here, need {', '.join((error.headers or {}).values())}",
     }.get(status, error.detail)
     code = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
     return _json(responses.error(status, message, code.get(status, "http_error")), status, dict(error.headers or {}))

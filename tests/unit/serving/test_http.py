@@ -208,6 +208,9 @@ async def test_a_stop_string_cancels_the_stream(http: httpx.AsyncClient, client:
     assert client.open == 0
 
 
+HANG_UP = {"type": "http.disconnect"}
+
+
 class Connection:
     """An ASGI connection whose client can hang up."""
 
@@ -225,13 +228,19 @@ class Connection:
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
         }
-        self.task = asyncio.create_task(app(scope, self._inbox.get, self.sent.put))
+        self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
 
-    def hang_up(self) -> None:
-        self._inbox.put_nowait({"type": "http.disconnect"})
+    def hang_up(self, message: Any = HANG_UP) -> None:
+        self._inbox.put_nowait(message)
+
+    async def _receive(self) -> Any:
+        message = await self._inbox.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
 
 
-@pytest.mark.parametrize("way", ["message", "cancellation"])
+@pytest.mark.parametrize("way", ["message", "error", "cancellation"])
 @pytest.mark.parametrize("when", ["whole", "before the first event", "between events"])
 async def test_a_client_that_goes_away_frees_everything(app: FastAPI, client: TableClient, when: str, way: str) -> None:
     client.gate = asyncio.Event()
@@ -247,6 +256,8 @@ async def test_a_client_that_goes_away_frees_everything(app: FastAPI, client: Ta
             client.gate.clear()
         if way == "message":
             connection.hang_up()
+        elif way == "error":
+            connection.hang_up(RuntimeError("the request was cancelled"))
         else:
             connection.task.cancel()
         await asyncio.gather(connection.task, return_exceptions=True)

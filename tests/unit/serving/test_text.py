@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, product
 
 import pytest
 from hypothesis import given
@@ -96,6 +96,22 @@ def test_stops_are_found_however_the_text_is_cut(whole: str, stops: list[str], c
         assert not held or any(stop.startswith(held) for stop in stops)
     assert not found
     assert given_out + finder.flush() == want
+
+
+def test_stops_that_overlap_themselves_are_found() -> None:
+    """All texts of two letters up to nine long, against all stops up to four long."""
+    words = [["".join(letters) for letters in product("ab", repeat=size)] for size in range(10)]
+    for stop in chain(*words[1:5]):
+        for whole in words[9]:
+            finder, given_out = StopFinder([stop]), ""
+            for char in whole:
+                piece, stopped = finder.push(char)
+                given_out += piece
+                if stopped:
+                    break
+            else:
+                given_out += finder.flush()
+            assert (given_out, stopped) == reference_cut(whole, [stop]), (whole, stop)
 
 
 @given(
