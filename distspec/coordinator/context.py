@@ -143,7 +143,10 @@ class Context:
         if draft is None or draft.worker not in self.credits.workers or draft.worker in request.holds:
             return
         self.credits.close(draft.worker, request.number)
-        self.send(draft.worker, Drop(request=request.number, epoch=request.epoch))
+        if draft.opened:
+            self.send(draft.worker, Drop(request=request.number, epoch=request.epoch))
+        else:
+            self.credits.give_back(draft.worker)
 
     # -- the queue -------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ def draft(ctx: Context, request: Request, wish: Growth) -> None:
     else:
         keep = state.matched
         tokens = request.tokens[keep:] + [request.tree.token(node) for node in path]
-    first = state.matched == 0
+    first, state.opened = not state.opened, True
     state.matched, state.path = len(request.tokens), path
     state.task, state.leaf, state.count, state.sent_s = ctx.future(), wish.leaf, wish.count, ctx.now
     ctx.send(

@@ -64,6 +64,10 @@ class Machine:
         lifecycle.admit(ctx)
         return ctx.out
 
+    def request(self, number: int) -> Request | None:
+        """A live request, to look at."""
+        return self._ctx.requests.get(number)
+
     def snapshot(self) -> dict[str, Any]:
         """What `distspec status` and the metrics show: plain values."""
         ctx = self._ctx
@@ -245,6 +249,10 @@ class Machine:
             return hold.opened and epoch >= hold.epoch
         return draft is not None and draft.worker == worker and epoch >= draft.epoch
 
+    def _is_of_now(self, request: Request, message: Progress | Revoked) -> bool:
+        """Whether this lease is the one that stands: every lease has an epoch of its own."""
+        return message.epoch == request.epoch
+
     def _verdict(self, request: Request, worker: str, message: Verdict) -> None:
         driving.verdict(self._ctx, request, message)
         if request.state is State.PREFILL:
@@ -260,12 +268,11 @@ class Machine:
             driving.drive(self._ctx, request)
 
     def _progress(self, request: Request, worker: str, message: Progress) -> None:
-        leased = request.state in (State.LEASED, State.REVOKING)
-        if leased and worker == request.home and message.epoch == request.epoch:
+        if request.state in (State.LEASED, State.REVOKING) and self._is_of_now(request, message):
             lifecycle.progress(self._ctx, request, message)
 
     def _revoked(self, request: Request, worker: str, message: Revoked) -> None:
-        if request.state is not State.REVOKING or worker != request.home or message.epoch != request.epoch:
+        if request.state is not State.REVOKING or not self._is_of_now(request, message):
             return
         if message.length != request.emitted:
             self._ctx.suspect(worker, f"lease ended at {message.length}, progress at {request.emitted}")

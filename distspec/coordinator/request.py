@@ -77,10 +77,14 @@ class Task:
 
 @dataclass(slots=True)
 class Drafting:
-    """The drafter's side: its sequence is `matched` committed tokens and then the nodes of `path`."""
+    """The drafter's side: its sequence is `matched` committed tokens and then the nodes of `path`.
+
+    opened: whether it was ever asked; before, only the credit is taken.
+    """
 
     worker: str
     epoch: int
+    opened: bool = False
     matched: int = 0
     path: list[int] = field(default_factory=list)
     task: int | None = None

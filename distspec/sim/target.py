@@ -20,8 +20,8 @@ from distspec.protocol.messages import (
     Draft,
     Drop,
     Extend,
-    FromWorker,
     Freed,
+    FromWorker,
     Lease,
     Node,
     Progress,
@@ -192,6 +192,8 @@ class SimTarget:
         if message.start and skip:
             raise Violation(f"{self.name}: extend at {message.start}, committed {entry.sequence.length}")
         tokens = message.tokens[skip:]
+        if not tokens and not message.nodes:
+            raise Violation(f"{self.name}: asked for nothing")
         if not self._fits(message.request, len(tokens) + len(message.nodes), message.task):
             return
         outcomes = self._compute(entry, tokens, message.nodes)

@@ -22,6 +22,7 @@ from distspec.protocol.messages import (
     SamplingParams,
     SpeculationChoice,
     Submit,
+    Verdict,
 )
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.model import ToyModel
@@ -47,6 +48,7 @@ class Plan:
     deaths: int
     freezes: int
     coordinator_deaths: int
+    drains: int
     cancels: float
     transfer_loss: float
     vocab: int = 23
@@ -98,7 +100,6 @@ class World:
         self.up = True
         self.actors: dict[str, Actor] = {}
         self.streams: dict[str, Stream] = {}
-        self.counts = {"roles": len(plan.roles)}
         self.known: dict[str, int] = {}
 
     # -- running ------------------------------------------------------------------------------
@@ -166,7 +167,9 @@ class World:
     def _event(self, event: events.Event) -> None:
         if not self.up:
             return
+        judged = self._judged(event)
         commands = self.machine.handle(event, self.now)
+        self._check_recorded(judged)
         if self._on_event:
             self._on_event(self.term, event, self.now, commands)
         for command in commands:
@@ -185,6 +188,22 @@ class World:
                 case events.Suspect(worker=name, reason=reason):
                     self._suspected(name, reason)
 
+    def _judged(self, event: events.Event) -> tuple[int, list[int]]:
+        """The request and its live nodes that this event carries a verdict of, from a worker that holds it."""
+        if not isinstance(event, events.FromWorker) or not isinstance(event.message, Verdict):
+            return 0, []
+        request = self.machine.request(event.message.request)
+        if request is None or event.worker not in request.holds or self.known[event.worker] != event.incarnation:
+            return 0, []
+        return request.number, [node for node, _ in event.message.outcomes if node in request.tree]
+
+    def _check_recorded(self, judged: tuple[int, list[int]]) -> None:
+        """A verdict of a node that is still alive is never lost."""
+        request = self.machine.request(judged[0])
+        for node in judged[1]:
+            if request is not None and node in request.tree and request.tree.nodes[node].outcome is None:
+                raise Violation(f"the verdict of live node {node} of request {request.number} was lost")
+
     def _suspected(self, name: str, reason: str) -> None:
         actor = self.actors[name]
         if actor.alive and not actor.frozen:
@@ -192,8 +211,10 @@ class World:
 
     def _kill_coordinator(self) -> None:
         """It dies with all it knew; its successor finds workers and clients by their joining again."""
+        if not self.up:
+            self._later(1.0, self._kill_coordinator)
+            return
         self.up = False
-        self.counts["coordinator_deaths"] = self.counts.get("coordinator_deaths", 0) + 1
         self._later(self.rng.uniform(0.1, 3.0), self._revive_coordinator)
 
     def _revive_coordinator(self) -> None:
@@ -203,7 +224,11 @@ class World:
             self._later(self.rng.uniform(0.01, 1.0), lambda n=name, t=self.term: self._rejoin(n, t))  # type: ignore[misc]
         for key, stream in self.streams.items():
             if not stream.finished:
-                self._later(self.rng.uniform(0.01, 1.0), lambda k=key: self._submit(k))  # type: ignore[misc]
+                self._later(self.rng.uniform(0.01, 1.0), lambda k=key, t=self.term: self._resubmit(k, t))  # type: ignore[misc]
+
+    def _resubmit(self, key: str, term: int) -> None:
+        if term == self.term and not self.streams[key].finished:
+            self._submit(key)
 
     def _rejoin(self, name: str, term: int) -> None:
         actor = self.actors[name]
@@ -340,6 +365,8 @@ class World:
             self._later(self.rng.uniform(0.2, 8), self._kill_somebody)
         for _ in range(self.plan.freezes):
             self._later(self.rng.uniform(0.2, 8), self._freeze_somebody)
+        for _ in range(self.plan.drains):
+            self._later(self.rng.uniform(0.2, 6), self._drain_somebody)
         for _ in range(self.plan.coordinator_deaths):
             self._later(self.rng.uniform(0.5, 8), self._kill_coordinator)
 
@@ -357,6 +384,18 @@ class World:
         actor.frozen = True
         self._give_up(name, actor.incarnation)
         self._later(self.rng.uniform(1.0, 4.0), lambda: self._thaw(name, actor.incarnation))
+
+    def _drain_somebody(self) -> None:
+        """A worker is scaled down: it hands its work over, leaves, and one of its name joins later."""
+        name = self.rng.choice(list(self.actors))
+        actor = self.actors[name]
+        self._event(events.Drain(name))
+
+        def leave() -> None:
+            if self.actors[name] is actor and actor.alive and not actor.frozen:
+                self._birth(name, actor.role)
+
+        self._later(self.rng.uniform(1.0, 4.0), leave)
 
     def _give_up(self, name: str, incarnation: int) -> None:
         def left() -> None:
@@ -436,8 +475,8 @@ def random_plan(seed: int) -> Plan:
     page_size = rng.choice((1, 2, 4, 16))
     room = rng.choice((8, 16))
     longest = 16 * 3 + 14
-    tight = rng.random() < 0.4
-    positions = longest + room + 2 * page_size + (0 if tight else 300)
+    tight = rng.random() < 0.5
+    positions = longest + room + 2 * page_size + (rng.randint(0, 40) if tight else 300)
     return Plan(
         settings=Settings(
             policy="sd",
@@ -447,7 +486,7 @@ def random_plan(seed: int) -> Plan:
             room=room,
         ),
         roles=tuple(roles),
-        requests=rng.randint(1, 4),
+        requests=rng.randint(1, 6),
         page_size=page_size,
         pages=-(-positions // page_size) + 2,
         slots=rng.randint(1, 3),
@@ -457,8 +496,7 @@ def random_plan(seed: int) -> Plan:
         deaths=rng.choice((0, 0, 1, 2)),
         freezes=rng.choice((0, 0, 1)),
         coordinator_deaths=rng.choice((0, 0, 0, 1)),
+        drains=rng.choice((0, 0, 1, 2)),
         cancels=rng.choice((0.0, 0.3)),
         transfer_loss=rng.choice((0.0, 0.0, 0.3)),
     )
-
-

@@ -1,0 +1,125 @@
+"""The simulator is worth what it catches: each fault planted in the machine must make some schedule fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distspec.coordinator import driving, lifecycle, machine
+from distspec.coordinator.admission import Credits
+from distspec.coordinator.context import Context
+from distspec.coordinator.machine import Machine
+from distspec.coordinator.request import Request
+from distspec.sim.world import World, random_plan
+
+TRIES = 1500
+
+
+def _forget_the_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Machine, "_is_of_now", lambda self, request, message: True)
+
+
+def _forget_the_incarnation_check(patch: pytest.MonkeyPatch) -> None:
+    honest = Machine._from_worker
+
+    def trusting(self: Machine, event: Any) -> None:
+        worker = self._ctx.credits.workers.get(event.worker)
+        if worker is not None:
+            event = type(event)(event.worker, worker.hello.incarnation, event.message)
+        honest(self, event)
+
+    patch.setattr(Machine, "_from_worker", trusting)
+
+
+def _drop_the_verdict_of_a_surviving_branch(patch: pytest.MonkeyPatch) -> None:
+    honest = driving.verdict
+
+    def strict(ctx: Context, request: Request, message: Any) -> None:
+        task = request.tasks.get(message.task)
+        if task is not None and task.root != request.tree.root:
+            del request.tasks[message.task]
+        else:
+            honest(ctx, request, message)
+
+    patch.setattr(machine.driving, "verdict", strict)
+
+
+def _commit_a_node_that_the_worker_never_computed(patch: pytest.MonkeyPatch) -> None:
+    honest = Request.commit
+
+    def generous(self: Request, step: Any) -> None:
+        for hold in self.holds.values():
+            if step.node is not None and hold.computed == len(self.tokens):
+                hold.nodes.add(step.node)
+        honest(self, step)
+
+    patch.setattr(Request, "commit", generous)
+
+
+def _spend_a_credit_twice(patch: pytest.MonkeyPatch) -> None:
+    honest = Credits.take
+
+    def free(self: Credits, worker: str, request: int, tokens: int) -> None:
+        honest(self, worker, request, tokens)
+        if request % 2:
+            self.workers[worker].out -= 1
+
+    patch.setattr(Credits, "take", free)
+
+
+def _return_a_credit_twice(patch: pytest.MonkeyPatch) -> None:
+    honest = Context.close
+
+    def eager(self: Context, request: Request, worker: str) -> None:
+        was_opened = request.holds[worker].opened
+        honest(self, request, worker)
+        if was_opened and worker in self.credits.workers:
+            self.credits.give_back(worker)
+
+    patch.setattr(Context, "close", eager)
+
+
+def _forget_to_drop_dead_nodes(patch: pytest.MonkeyPatch) -> None:
+    honest = Request.commit
+
+    def forgetful(self: Request, step: Any) -> None:
+        honest(self, step)
+        for hold in self.holds.values():
+            hold.drop.clear()
+
+    patch.setattr(Request, "commit", forgetful)
+
+
+def _transfer_one_token_less(patch: pytest.MonkeyPatch) -> None:
+    honest = lifecycle.received
+
+    def hasty(ctx: Context, request: Request, worker: str) -> None:
+        request.holds[worker].computed += 1
+        honest(ctx, request, worker)
+
+    patch.setattr(machine.lifecycle, "received", hasty)
+
+
+FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    _forget_the_epoch_check,
+    _forget_the_incarnation_check,
+    _drop_the_verdict_of_a_surviving_branch,
+    _commit_a_node_that_the_worker_never_computed,
+    _spend_a_credit_twice,
+    _return_a_credit_twice,
+    _forget_to_drop_dead_nodes,
+    _transfer_one_token_less,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__.strip("_"))
+def test_a_planted_fault_is_caught(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch) -> None:
+    plant(monkeypatch)
+    for seed in range(TRIES):
+        try:
+            World(random_plan(seed), seed).run(limit_s=500.0)
+        except Exception:
+            return
+    pytest.fail(f"{TRIES} schedules ran as if nothing were wrong")
