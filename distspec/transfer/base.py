@@ -1,0 +1,70 @@
+"""What a ticket is, and what carries it.
+
+A ticket moves the KV of some positions of one request from one worker to another. Its pages belong to it until
+it is done or closed: the source's may be read, the destination's may be written. Knows nothing of requests,
+slots or pages: reading and writing are given as functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+Done = Callable[[str | None], None]
+"""Told once, on a thread of the transport: None, or why the ticket failed. Never told after `close`."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One life of a worker."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """read(positions): their KV, [layers, 2, positions, kv_heads, head_dim]; called while the ticket is open only."""
+
+    ticket: int
+    peer: End
+    pieces: tuple[range, ...]
+    read: Callable[[range], Tensor]
+    done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """empty(positions): a buffer of the shape that the source reads. write: called while the ticket is open only."""
+
+    ticket: int
+    peer: End
+    pieces: tuple[range, ...]
+    empty: Callable[[range], Tensor]
+    write: Callable[[range, Tensor], None]
+    done: Done
+
+
+class Transport(Protocol):
+    """Carries tickets in the background, those of one pair and direction in the order they were given."""
+
+    def send(self, ticket: Outgoing) -> None: ...
+
+    def receive(self, ticket: Incoming) -> None: ...
+
+    def close(self, ticket: int) -> bool:
+        """Give a ticket up. When this returns nothing more is read or written. False if it was done or unknown."""
+
+    def reset(self, incarnation: int) -> None:
+        """Begin a new life of this worker: all tickets of the one before are closed, its links given up."""
+
+    def shutdown(self) -> None: ...
+
+
+def pieces(start: int, length: int, position_bytes: int, piece_bytes: int = 8 << 20) -> tuple[range, ...]:
+    """Positions start .. start+length-1 in runs of about piece_bytes; both ends must come to the same answer."""
+    step = max(1, piece_bytes // max(position_bytes, 1))
+    return tuple(range(first, min(first + step, start + length)) for first in range(start, start + length, step))

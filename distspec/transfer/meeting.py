@@ -1,0 +1,190 @@
+"""Where the two ends of a ticket meet: a small key-value store that every worker serves.
+
+Not `torch.distributed.TCPStore`, which looks up the name of whoever connects (a name server that does not answer
+costs seconds), waits without end for a stopped process, and takes anyone's word. Here only holders of the secret
+may connect, and every wait is bounded. Knows keys and bytes, no tensor.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any, Protocol
+
+import msgspec
+import torch.distributed as dist
+from msgspec import Struct
+
+from distspec.errors import TransferFailed
+
+_ANSWER_S = 2.0
+"""Beyond what was asked for, how long an answer of another process may take."""
+
+
+class Place(Struct, frozen=True):
+    """Where a worker's board is, and the secret that opens it. host is an address, not a name."""
+
+    host: str
+    port: int
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Place({self.host}:{self.port})"
+
+
+class Missing(Exception):
+    """Nobody has set the key yet."""
+
+
+class Board(Protocol):
+    """Values by key. All methods raise TransferFailed when the board's worker is gone or does not answer."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """The value as soon as it is there. Raises Missing after timeout_s."""
+
+    def delete(self, prefix: str) -> None:
+        """Forget all keys that begin so."""
+
+
+class _Ask(Struct, array_like=True):
+    """value None and timeout_s None: delete. value None: get."""
+
+    key: str
+    value: bytes | None = None
+    timeout_s: float | None = None
+
+
+class Served:
+    """The board of this worker, for itself and, at `place`, for its peers."""
+
+    def __init__(self, host: str) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._listener = socket.create_server((host, 0), backlog=64)
+        self.place = Place(host, int(self._listener.getsockname()[1]), secrets.token_bytes(32))
+        threading.Thread(target=self._accept, name="transfer board", daemon=True).start()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
+                raise Missing(key)
+            return self._values[key]
+
+    def delete(self, prefix: str) -> None:
+        with self._changed:
+            for key in [key for key in self._values if key.startswith(prefix)]:
+                del self._values[key]
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            # Who dawdles over the secret holds up this thread alone.
+            threading.Thread(target=self._serve, args=(_connection(peer),), name="transfer board", daemon=True).start()
+
+    def _serve(self, connection: Connection[Any, Any]) -> None:
+        with connection, suppress(OSError, EOFError, AuthenticationError, msgspec.DecodeError):
+            _authenticate(connection, self.place.secret, first=True)
+            while True:
+                ask = msgspec.msgpack.decode(connection.recv_bytes(), type=_Ask)
+                connection.send_bytes(self._answer(ask))
+
+    def _answer(self, ask: _Ask) -> bytes:
+        if ask.value is not None:
+            self.set(ask.key, ask.value)
+        elif ask.timeout_s is None:
+            self.delete(ask.key)
+        else:
+            with suppress(Missing):
+                return b"=" + self.get(ask.key, ask.timeout_s)
+        return b""
+
+
+class Visited:
+    """The board of a peer, over one connection; for one thread."""
+
+    def __init__(self, place: Place) -> None:
+        try:
+            self._connection = _connection(socket.create_connection((place.host, place.port), _ANSWER_S))
+            _authenticate(self._connection, place.secret, first=False)
+        except (OSError, EOFError, AuthenticationError) as error:
+            raise TransferFailed(f"{place}: {error}") from None
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask(_Ask(key, value))
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        answer = self._ask(_Ask(key, None, timeout_s), timeout_s)
+        if not answer:
+            raise Missing(key)
+        return answer[1:]
+
+    def delete(self, prefix: str) -> None:
+        self._ask(_Ask(prefix))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, ask: _Ask, timeout_s: float = 0.0) -> bytes:
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(ask))
+            if self._connection.poll(timeout_s + _ANSWER_S):
+                return self._connection.recv_bytes()
+        except (OSError, EOFError) as error:
+            raise TransferFailed(f"the peer is gone: {error or type(error).__name__}") from None
+        self._connection.close()  # its answer may still come, to a question of later
+        raise TransferFailed("the peer does not answer")
+
+
+class Rendezvous(dist.Store):  # type: ignore[misc, name-defined]
+    """A part of a board, as `torch.distributed` process groups want it."""
+
+    def __init__(self, board: Board, prefix: str, timeout_s: float) -> None:
+        super().__init__()
+        self._board, self._prefix, self._timeout_s = board, prefix, timeout_s
+
+    def set(self, key: str, value: bytes) -> None:
+        self._board.set(f"{self._prefix}/{key}", bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._board.get(f"{self._prefix}/{key}", self._timeout_s)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + seconds
+        for key in keys:
+            self._board.get(f"{self._prefix}/{key}", max(0.0, deadline - time.monotonic()))
+
+
+def _connection(peer: socket.socket) -> Connection[Any, Any]:
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(peer.detach())
+
+
+def _authenticate(connection: Connection[Any, Any], secret: bytes, first: bool) -> None:
+    """Both sides prove that they know the secret, without saying it (HMAC challenge of the standard library)."""
+    if not first and not connection.poll(_ANSWER_S):
+        raise OSError("no challenge came")
+    steps = [deliver_challenge, answer_challenge]
+    for step in steps if first else reversed(steps):
+        step(connection, secret)
