@@ -146,7 +146,6 @@ class Engine:
         batch = Batch()
         for segment in segments:
             slot = self._open[segment.slot]
-            self._move(segment.slot, slot.sequence.clear(len(segment.tokens)))
             batch.add(segment, slot.sequence, slot.params)
         drawn = self._run(batch) if batch.tokens else []
         for segment in segments:

@@ -80,23 +80,18 @@ class Sequence:
     def append(self, tokens: Iterable[int]) -> list[int]:
         """Commit tokens that were no nodes; returns their logical indices, whose KV is still to be written.
 
-        Nodes that are there remain until they are dropped, but hang on a root of the past. Raises ValueError
-        without reserved room, or if a node is in the way (see `clear`).
+        Nodes that are there hang on a root of the past from now on: they remain until they are dropped, but
+        nothing will ever look at them, so one that is in the way changes its index and leaves its KV behind.
+        Raises ValueError without reserved room.
         """
         tokens = list(tokens)
-        start, end = self.length, self.length + len(tokens)
         self._need_room(len(tokens))
-        if any(live.index < end for live in self._live.values()):
-            raise ValueError(f"a node lies below index {end}; clear({len(tokens)}) first")
+        start, end = self.length, self.length + len(tokens)
         self.tokens += tokens
         if tokens:
             self._root = _appended(end)
+            self._displace()
         return list(range(start, end))
-
-    def clear(self, count: int) -> list[Move]:
-        """Move nodes off the next `count` indices, for `append`; returns the moves (none when nothing is there)."""
-        self._need_room(count)
-        return self._displace(self.length + count)
 
     def check(self, tokens: int, nodes: Iterable[Node]) -> int:
         """Prove that `append` of so many tokens and then `add` of `nodes` would be legal, and change nothing.
@@ -135,9 +130,9 @@ class Sequence:
         path = [self._live.pop(id) for id in ids]
         moves = [(live.index, self.length + i) for i, live in enumerate(path)]
         self.tokens += [live.token for live in path]
-        moves += self._displace(self.length)
         if ids:
             self._root = ids[-1]
+            moves += self._displace()
         return [(source, to) for source, to in moves if source != to]
 
     def drop(self, ids: Iterable[int]) -> None:
@@ -201,14 +196,15 @@ class Sequence:
                 raise IllegalTransition(f"nodes {list(ids)} are no path from the committed end (at {id})")
             above = id
 
-    def _displace(self, end: int) -> list[Move]:
-        """Move every node below index `end` to a free index from there on."""
-        free = self._free_indices(end)
+    def _displace(self) -> list[Move]:
+        """Put every node below `length` on a free index above; moves of those that a step may still look at."""
+        free = self._free_indices(self.length)
         moves = []
-        for live in self._live.values():
-            if live.index < end:
+        for id, live in self._live.items():
+            if live.index < self.length:
                 to = next(free)
-                moves.append((live.index, to))
+                if self._top(id) == self._root:
+                    moves.append((live.index, to))
                 live.index = to
         return moves
 

@@ -345,7 +345,6 @@ class SimTarget:
 
     def _compute(self, entry: Open, tokens: Seq[int], nodes: Seq[Node]) -> list[tuple[int, int]]:
         sequence = entry.sequence
-        self._move(sequence, sequence.clear(len(tokens)))
         start = sequence.length
         for i, index in enumerate(sequence.append(tokens)):
             self.memory[self._location(sequence, index)] = (tokens[i], start + i)

@@ -98,8 +98,9 @@ def test_what_others_hold_cannot_matter_not_even_nan() -> None:
     """Padding and gaps must read nothing of a neighbour's pages."""
     pool = KVPool(1, 64, 1, DIM, dtype=torch.float32, device=CPU)
     pool.data[:, :, :8] = torch.nan
-    short, long = Span([2], 2, 1, (), [9]), Span([4, 3], 7, 1, (), [14])
+    short, long = Span([5, 2], 8, 1, (), [11]), Span([4, 3, 7, 6], 13, 1, (), [24])
     backend = SdpaBackend(pool, 4, 2)
+    assert len(backend.plan([short, long]).calls) == 1
     out = backend.run(
         backend.plan([short, long]), 0, torch.randn(2, 2, DIM), torch.randn(2, 1, DIM), torch.randn(2, 1, DIM)
     )

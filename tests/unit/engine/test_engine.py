@@ -86,8 +86,7 @@ def test_a_prompt_is_shared_while_its_first_request_still_runs(model: Llama) -> 
     engine.check()
 
 
-def test_nodes_make_room_for_appended_tokens(model: Llama) -> None:
-    """Nodes of the past that nobody dropped yet are moved, and what they judged before is not disturbed."""
+def test_nodes_of_the_past_do_not_disturb_what_is_appended(model: Llama) -> None:
     engine = Engine(model, config.Engine(page_size=4), device=CPU)
     slot = engine.open([1], PARAMS)
     engine.reserve(slot, 20)

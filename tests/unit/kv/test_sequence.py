@@ -39,9 +39,21 @@ def test_a_branch_moves_to_the_committed_end_and_a_live_node_makes_room() -> Non
     assert seq.add([*chain(0), *chain(1), *chain(2, 3, parent=1)]) == [1, 2, 3, 4]
     assert seq.ancestors(3) == [4, 3, 2]
     assert [seq.position(id) for id in range(4)] == [1, 1, 2, 3]
-    assert sorted(seq.commit([1])) == [(1, 2), (2, 1)]
+    # node 1 lands on the index of node 0, which nothing will look at again
+    assert seq.commit([1]) == [(2, 1)]
     assert seq.tokens == [1, 101]
     assert (seq.ancestors(0), seq.ancestors(3)) == ([2], [4, 3])
+
+
+def test_a_node_in_the_way_changes_places_with_the_path() -> None:
+    seq = books().open([1])
+    seq.reserve(5)
+    seq.append([1])
+    assert seq.add([*chain(0), *chain(1)]) == [1, 2]
+    seq.drop([0])
+    assert seq.add(chain(2, 3, parent=1)) == [1, 3]
+    assert sorted(seq.commit([1])) == [(1, 2), (2, 1)]
+    assert seq.ancestors(3) == [3, 2]
 
 
 def test_reserve_counts_what_is_reserved_and_trim_gives_it_back() -> None:
@@ -62,7 +74,7 @@ def test_reserve_counts_what_is_reserved_and_trim_gives_it_back() -> None:
 def test_nothing_is_written_without_room() -> None:
     seq = books().open([1])
     seq.reserve(4)
-    for use in (lambda: seq.append(range(5)), lambda: seq.add(chain(*range(5))), lambda: seq.clear(5)):
+    for use in (lambda: seq.append(range(5)), lambda: seq.add(chain(*range(5)))):
         with pytest.raises(ValueError, match="reserved"):
             use()
     assert (seq.length, len(seq.nodes)) == (0, 0)
@@ -101,8 +113,8 @@ def test_nothing_grows_below_a_root_of_the_past() -> None:
         seq.add(chain(3, parent=2))
     seq.add([*chain(3, parent=0), *chain(4)])
     assert seq.position(3) == seq.position(4) == seq.position(1) == 2
-    seq.clear(1)
     seq.append([7])
+    assert min(seq.ancestors(id)[0] for id in seq.nodes) == seq.length
     with pytest.raises(IllegalTransition):
         seq.add(chain(5, parent=1))
     with pytest.raises(IllegalTransition):
@@ -181,7 +193,6 @@ class Content(RuleBasedStateMachine):
         except OutOfPages:
             assert (seq.pages, seq.room) == before
             return
-        self.move(seq, seq.clear(len(tokens)))
         for index, token in zip(seq.append(tokens), tokens, strict=True):
             self.write(seq, index, token)
 
@@ -266,7 +277,10 @@ class Content(RuleBasedStateMachine):
             for id in seq.nodes:
                 index = seq.ancestors(id)[0]
                 assert index >= seq.length
-                assert self.pool[seq.location(index)] == seq.token(id) == 1000 + id
+                assert seq.token(id) == 1000 + id
+            for id in self.alive(seq):
+                path = [self.pool[seq.location(index)] for index in reversed(seq.ancestors(id))]
+                assert path == self.paths[id][seq.length :]
 
     def teardown(self) -> None:
         if not hasattr(self, "books"):
