@@ -149,7 +149,7 @@ class Loop:
             self._journal.write(now_s, event, commands)
         for command in commands:
             self._do(command)
-        self._observer.handled(event, commands, time.perf_counter() - began_s)
+        self._observer.handled(commands, time.time(), time.perf_counter() - began_s)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, events.Suspect):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from distspec.coordinator import events
-from distspec.coordinator.events import Command, Event
+from distspec.coordinator.events import Command
 from distspec.metrics import Family, Registry
 from distspec.protocol.messages import Draft, Drafted, Extend, Message, Output, Progress, Received, Verdict
 from distspec.trace import Span, Trace
@@ -33,12 +32,12 @@ class Observer:
         self._drafted = add.counter("distspec_drafted_tokens_total", "Drafted tokens that were judged")
         self._accepted = add.counter("distspec_accepted_tokens_total", "Drafted tokens that were accepted")
 
-    def handled(self, event: Event, commands: Sequence[Command], took_s: float) -> None:
-        """An event was handled and its commands queued; took_s covers both."""
+    def handled(self, commands: Sequence[Command], now_s: float, took_s: float) -> None:
+        """An event was handled and its commands queued; took_s covers both. now_s: wall clock."""
         self._handle_s.observe(took_s)
         for command in commands:
             if isinstance(command, events.ToClient):
-                self._output(command.message, took_s)
+                self._output(command.message, now_s, took_s)
             elif isinstance(command, events.ToWorker) and isinstance(command.message, Extend | Draft):
                 self._remember(command.message)
 
@@ -85,8 +84,7 @@ class Observer:
         self._work_s.observe(end_s - start_s, kind=kind)
         self.trace.add(Span(kind, start_s, end_s, worker, message.request, {**args}))
 
-    def _output(self, output: Output, took_s: float) -> None:
-        now_s = time.time()
+    def _output(self, output: Output, now_s: float, took_s: float) -> None:
         if output.tokens:
             self._tokens.add(len(output.tokens))
             args: dict[str, int | float | str] = {"tokens": len(output.tokens), "key": output.key}
