@@ -24,7 +24,7 @@ help:
 	@echo 'make serve   serve SmolLM2-135M on http://127.0.0.1:8000 from four pools on this machine'
 	@echo 'make test    lint, types, import contracts, and every test this machine can run'
 	@echo 'make lint    the first three of these'
-	@echo 'make bench   compare speculation with plain decoding and with transformers'
+	@echo 'make bench   compare decoding with transformers, on this machine'
 	@echo 'make clean   remove .venv and what tools left behind'
 
 setup: $(STAMP)
@@ -50,7 +50,7 @@ test: lint
 	$(BIN)/pytest $(ARGS)
 
 bench: $(STAMP)
-	$(BIN)/distspec bench $(ARGS)
+	$(BIN)/distspec bench offline --against transformers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
