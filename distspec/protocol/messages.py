@@ -346,7 +346,8 @@ class Draft(_Message, frozen=True):
     """Cut your sequence of this request to `keep` tokens, append `tokens`, then propose `count` more.
 
     The sequence is committed tokens followed by the path that is drafted upon; what was proposed is not part
-    of it until it comes back in `tokens`. params as in Extend.
+    of it until it comes back in `tokens`. params as in Extend. Answered by Drafted, unless the request was
+    given up, or its next Draft came before this one was computed.
     """
 
     request: int

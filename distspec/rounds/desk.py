@@ -14,6 +14,8 @@ from distspec.drafters.base import Drafter
 from distspec.engine import Engine, Segment
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
 from distspec.protocol.messages import (
+    Draft,
+    Drafted,
     Drop,
     Extend,
     Fault,
@@ -30,16 +32,17 @@ from distspec.protocol.messages import (
     TransferLost,
     Verdict,
 )
+from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.held import Held, Holdings
 from distspec.rounds.lease import accept, draft
 from distspec.rounds.plan import share
 from distspec.rounds.work import Work
 
-Reply = Verdict | Progress | Revoked | Freed | Refused | Fault
+Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
 
 
 class Desk:
-    """Serves the requests of one engine; drafter is for leases, None where there are none or they never draft.
+    """Serves the requests of one engine. drafter: for leases and Draft messages, None where there are no drafts.
 
     max_num_batched_tokens bounds the rows of a step.
     """
@@ -49,15 +52,16 @@ class Desk:
     ) -> None:
         self._engine = engine
         self._drafter = drafter
+        self._drafting = DraftDesk(drafter, clock) if drafter is not None else None
         self._budget = max_num_batched_tokens
         self._clock = clock
-        self._held = Holdings(engine, drafter)
+        self._held = Holdings(engine, self._drafting)
         self._outbox: list[Reply] = []
         self._arrivals = count()
 
     # -- messages ------------------------------------------------------------------------------
 
-    def receive(self, message: Extend | Lease | Revoke | Drop) -> list[Reply]:
+    def receive(self, message: Extend | Lease | Revoke | Drop | Draft) -> list[Reply]:
         """Take a message; what can be answered without computing is answered at once.
 
         Messages of an epoch that is over for the request are ignored, and so are those that go on with a
@@ -72,12 +76,15 @@ class Desk:
         if isinstance(message, Drop):
             freed = self._held.release(held)
             return [Freed(request=held.request, epoch=held.epoch)] if freed else []
+        if isinstance(message, Draft):
+            return self._take_draft(held, message)
         held.inbox.append(message)
         return self._advance(held)
 
     def ready(self) -> bool:
         """A step would compute or say something."""
-        return bool(self._outbox) or any(held.work is not None for held in self._held)
+        drafts = self._drafting is not None and self._drafting.ready()
+        return bool(self._outbox) or drafts or any(held.work is not None for held in self._held)
 
     def _open(self, message: Extend | Lease) -> list[Reply]:
         task = message.task if isinstance(message, Extend) else None
@@ -91,6 +98,16 @@ class Desk:
                 held.inbox.append(message)
                 return self._advance(held)
         return [Refused(request=message.request, epoch=message.epoch, reason=reason, task=task)]
+
+    def _take_draft(self, held: Held, message: Draft) -> list[Reply]:
+        """Draft messages say all they need, so they wait for no other message of their request."""
+        try:
+            if self._drafting is None:
+                raise IllegalTransition("no drafter here")
+            self._drafting.take(message)
+        except IllegalTransition:
+            return [self._give_up(held, "state", message.task)]
+        return []
 
     def _advance(self, held: Held) -> list[Reply]:
         """Handle the messages of a request up to the one that has to be computed."""
@@ -122,6 +139,9 @@ class Desk:
         held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached)
         if isinstance(message, Lease):
             held.lease, held.emitted, held.drafts = message, message.emitted, message.num_speculative_tokens
+            held.told = 0
+            if self._drafting is not None:
+                self._drafting.distrust(held.request)
         return [] if held.work.rows else self._finish(held, self._clock())
 
     def _check_lease(self, message: Lease, params: SamplingParams, nodes: int) -> None:
@@ -157,7 +177,8 @@ class Desk:
     def step(self) -> list[Reply]:
         """One step of the engine over everything that is ready and fits, and what came of it."""
         replies, self._outbox = self._outbox, []
-        if self._drafter is not None:
+        if self._drafter is not None and self._drafting is not None:
+            replies += self._drafting.step()
             replies += self._draft(self._drafter)
         rows = self._admit(replies)
         if not rows:

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from distspec.drafters.base import Drafter
 from distspec.engine import Engine
 from distspec.protocol.messages import Extend, Freed, Lease, Revoke, SamplingParams
+from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.work import Work
 
 
@@ -58,9 +58,9 @@ class Holdings:
     late write never lands in pages of somebody else.
     """
 
-    def __init__(self, engine: Engine, drafter: Drafter | None) -> None:
+    def __init__(self, engine: Engine, drafting: DraftDesk | None) -> None:
         self._engine = engine
-        self._drafter = drafter
+        self._drafting = drafting
         self._held: dict[int, Held] = {}
         self._closing: list[Held] = []
 
@@ -83,8 +83,8 @@ class Holdings:
         del self._held[held.request]
         held.work = held.lease = None
         held.inbox.clear()
-        if self._drafter is not None:
-            self._drafter.forget(held.request)
+        if self._drafting is not None:
+            self._drafting.forget(held.request)
         if held.tickets:
             self._closing.append(held)
             return False

@@ -47,20 +47,17 @@ def accept(nodes: Iterable[Node], outcomes: Iterable[tuple[int, int]], params: S
     return Walk(tuple(tokens), tuple(path), ended)
 
 
-def wanted(held: Held, sequence: Books, max_model_len: int) -> int:
-    """How many nodes this round can use: none that could only be judged past the end of the stream."""
-    text = sequence.length + 1
-    return max(0, min(held.drafts, held.params.max_tokens - held.emitted - 1, max_model_len - text))
+def draft(drafter: Drafter, rounds: Sequence[tuple[Held, Books]]) -> None:
+    """Give every round its nodes, but none that could not be emitted before the stream is full.
 
-
-def draft(drafter: Drafter, rounds: Sequence[tuple[Held, Books]], max_model_len: int) -> None:
-    """Give every round its nodes. The one token left of its work is the root of the tree."""
+    The one token left of a round's work is the root of the tree.
+    """
     rows, takers = [], []
     for held, sequence in rounds:
         assert held.work is not None
         held.work.drafted = True
-        count = wanted(held, sequence, max_model_len)
-        if count:
+        count = min(held.drafts, held.params.max_tokens - held.emitted - 1)
+        if count > 0:
             tokens = (*sequence.tokens[held.told :], held.work.tokens[0])
             rows.append(DraftRow(held.request, held.told, tokens, count, held.params))
             takers.append(held)
