@@ -183,6 +183,8 @@ class Context:
         del self.keys[request.client, request.key]
 
     def open_task(self, request: Request, worker: str, nodes: tuple[int, ...]) -> int:
+        """A future for these nodes. To be opened before the books of what the worker will hold are changed."""
         number = self.future()
-        request.tasks[number] = Task(worker, request.tree.root, nodes, self.now)
+        base = request.holds[worker].said
+        request.tasks[number] = Task(worker, request.tree.root, nodes, base, self.now)
         return number

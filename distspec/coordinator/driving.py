@@ -104,10 +104,10 @@ def submit(ctx: Context, request: Request, wish: Submission) -> None:
     hold = request.holds[wish.verifier]
     nodes = request.missing(wish.verifier, wish.nodes)
     start, ids = hold.computed, tuple(node.id for node in nodes)
+    task = ctx.open_task(request, wish.verifier, ids)
     commit, drop = hold.take_fates()
     first, hold.opened = not hold.opened, True
     request.submitted(wish.nodes)
-    task = ctx.open_task(request, wish.verifier, ids)
     hold.computed = len(request.tokens)
     hold.nodes.update(ids)
     ctx.send(

@@ -36,8 +36,8 @@ def admit(ctx: Context) -> None:
 def prefill(ctx: Context, request: Request, worker: str) -> None:
     """Compute all committed tokens there, and the outcome after the last."""
     hold = request.holds[worker]
-    hold.opened, hold.computed = True, len(request.tokens)
     task = ctx.open_task(request, worker, ())
+    hold.opened, hold.computed = True, len(request.tokens)
     ctx.credits.prefixes.note(worker, request.tokens)
     ctx.send(
         worker,
@@ -65,7 +65,7 @@ def prefilled(ctx: Context, request: Request) -> None:
 
 def send_kv(ctx: Context, request: Request, source: str, to: str) -> None:
     """Send what `source` holds of the committed tokens. The receiver's books are told the tokens."""
-    ticket, length = ctx.future(), request.holds[source].said
+    ticket, length = ctx.future(), request.computed_by(source)
     hold = request.holds[to]
     hold.opened, hold.ticket, hold.source, hold.sent_s = True, ticket, source, ctx.now
     hold.computed = length
@@ -220,6 +220,8 @@ def refused(ctx: Context, request: Request, worker: str) -> None:
 def bind_verifiers(ctx: Context, request: Request) -> None:
     """Send KV to the verifiers that the policy wants beside home: all for `dsi`, one for `sd`."""
     assert request.home is not None
+    if not request.computed_by(request.home):
+        return
     pool = [name for name in ctx.credits.role("verify") if name not in request.avoid]
     bound = [name for name in request.holds if name != request.home]
     for _ in range((len(pool) if request.policy == "dsi" else min(1, len(pool))) - len(bound)):

@@ -67,11 +67,15 @@ class Holding:
 
 @dataclass(slots=True)
 class Task:
-    """A verify or prefill future. root: the tree's root when it was sent; nodes: what it judges."""
+    """A verify or prefill future. root: the tree's root when it was sent; nodes: what it judges.
+
+    base: committed positions that its worker was known to hold before it.
+    """
 
     worker: str
     root: int
     nodes: tuple[int, ...]
+    base: int
     sent_s: float
 
 
@@ -182,6 +186,11 @@ class Request:
                         id=node, parent=ROOT if parent == self.tree.root else parent, token=self.tree.token(node)
                     )
         return list(out.values())
+
+    def computed_by(self, worker: str) -> int:
+        """Committed positions that this worker holds for sure, whatever it is still busy with."""
+        bases = [task.base for task in self.tasks.values() if task.worker == worker]
+        return min(bases, default=self.holds[worker].said)
 
     def in_flight(self) -> set[int]:
         return {node for task in self.tasks.values() for node in (task.root, *task.nodes)}
