@@ -197,7 +197,7 @@ class Desk:
         """Nodes for the leased rounds that begin. A drafter that breaks costs its drafts, not the requests."""
         rounds = [(held, self._engine.sequence(held.slot)) for held in self._held if held.drafting]
         try:
-            draft(drafter, rounds, self._engine.max_model_len)
+            draft(drafter, rounds)
         except Exception as error:
             for held, _ in rounds:
                 drafter.forget(held.request)
