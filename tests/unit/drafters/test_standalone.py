@@ -12,6 +12,7 @@ from distspec import drafters
 from distspec.config import load
 from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
+from distspec.engine import Outcome, Segment
 from distspec.errors import ConfigError, IllegalTransition
 from distspec.models import random_model, save_pretrained
 from distspec.protocol.messages import SamplingParams
@@ -60,6 +61,9 @@ def test_a_proposal_is_the_models_own_continuation_whatever_came_before(
             tokens = (1,)
         [proposal] = subject.propose([DraftRow(request, keep, tokens, count, params)])
         subject.check()
+        for each in subject._texts.values():
+            if each.slot is not None:
+                assert list(subject._engine.sequence(each.slot).nodes) == each.nodes
         assert proposal == expected(text, count, params)
         proposed[request] = proposal.tokens
 
@@ -72,18 +76,25 @@ def test_rows_of_a_batch_do_not_see_each_other(params: SamplingParams) -> None:
     assert proposals == [expected(text, i, params) for i, text in enumerate(texts)]
 
 
-def test_a_text_that_follows_the_proposal_computes_nothing_twice() -> None:
+def test_a_text_that_follows_the_proposal_computes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = drafter()
+    rows: list[int] = []
+    step = subject._engine.step
+
+    def counted(segments: Sequence[Segment]) -> list[Outcome]:
+        rows.extend(len(segment.tokens) + len(segment.nodes) for segment in segments)
+        return step(segments)
+
+    monkeypatch.setattr(subject._engine, "step", counted)
     [first] = subject.propose([DraftRow(1, 0, TEXT, 4, GREEDY)])
-    slot = next(iter(subject._texts.values())).slot
-    assert slot is not None
-    sequence = subject._engine.sequence(slot)
-    pages = list(sequence.pages)
+    assert rows == [len(TEXT), 1, 1, 1]
     [second] = subject.propose([DraftRow(1, len(TEXT), first.tokens, 4, GREEDY)])
     assert second == expected((*TEXT, *first.tokens), 4)
-    assert subject._engine.sequence(slot) is sequence, "the sequence stayed open"
-    assert sequence.pages[: len(pages)] == pages
-    assert sequence.length == len(TEXT) + 4
+    assert rows[4:] == [1, 1, 1, 1]
+    length = len(TEXT) + 4
+    [third] = subject.propose([DraftRow(1, length, (*second.tokens[:2], 0), 2, GREEDY)])
+    assert third == expected((*TEXT, *first.tokens, *second.tokens[:2], 0), 2)
+    assert rows[8:] == [1, 1]
 
 
 def test_asking_again_gives_the_same_and_asking_for_more_goes_on() -> None:

@@ -364,3 +364,16 @@ def test_requests_with_a_ticket_are_not_given_up_for_pages() -> None:
     assert run(subject) == [Refused(request=3, epoch=1, reason="pages", task=3)]
     subject.sent(1, 6)
     assert isinstance(subject.received(receive(2, 5, PROMPT[:4])), Received)
+
+
+def test_a_newer_request_with_a_ticket_is_passed_over_when_pages_are_short() -> None:
+    subject = desk(engine(4, num_pages=6), budget=4)
+    subject.receive(lease(1, PROMPT[:4], SamplingParams(max_tokens=12, seed=1)))
+    subject.step()
+    message = receive(2, 5, PROMPT)
+    assert isinstance(subject.reserve(message), int)
+    replies = run(subject)
+    assert [reply for reply in replies if isinstance(reply, Refused)] == [
+        Refused(request=1, epoch=1, reason="pages", task=None)
+    ]
+    assert isinstance(subject.received(message), Received)

@@ -80,6 +80,9 @@ def test_the_stream_ends_where_the_plain_one_does(max_tokens: int, drafts: int, 
     replies = run(subject)
     tokens = plain(PROMPT, params)
     assert stream(replies, 1) == tokens
+    for reply in replies:
+        assert isinstance(reply, Progress)
+        assert reply.start + reply.drafted[0] < max_tokens, "nothing is drafted that could not be emitted"
     last = replies[-1]
     assert isinstance(last, Progress)
     assert last.ended == ("stop" if tokens[-1] == stop else "length")
@@ -128,6 +131,30 @@ def test_a_revoked_lease_goes_on_elsewhere_with_the_same_tokens(steps: int) -> N
     for subject in (one, two):
         rest = [token for reply in run(subject) if isinstance(reply, Progress) for token in reply.tokens]
         assert [*tokens, *rest] == plain(PROMPT, SEEDED)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_round_returns_the_pages_that_it_did_not_use(page_size: int) -> None:
+    of = engine(page_size)
+    subject = desk(of, Guess(wrong))
+    subject.receive(lease(1, PROMPT, GREEDY, drafts=9))
+    while subject.ready():
+        subject.step()
+        sequence = of.sequence(0)
+        assert len(sequence.pages) == -(-sequence.length // page_size)
+
+
+def test_drafts_give_way_before_a_request_does() -> None:
+    params = SamplingParams(max_tokens=9, seed=1)
+    subject = desk(engine(1, num_pages=len(PROMPT) + 9), Guess(bushy))
+    subject.receive(lease(1, PROMPT, params, drafts=30))
+    assert stream(run(subject), 1) == plain(PROMPT, params)
+    two = desk(engine(1, num_pages=2 * (len(PROMPT) + 9)), Guess(wrong))
+    for request, prompt in enumerate((PROMPT, PROMPT[::-1])):
+        two.receive(lease(request, prompt, params, drafts=8))
+    replies = run(two)
+    assert {type(reply) for reply in replies} == {Progress}
+    assert stream(replies, 1) == plain(PROMPT[::-1], params)
 
 
 def test_a_drafter_that_breaks_costs_no_tokens() -> None:
