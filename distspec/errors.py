@@ -27,7 +27,17 @@ from __future__ import annotations
 
 
 class DistspecError(Exception):
-    """Root of the tree."""
+    """Root of the tree. Can be pickled, whatever its parts: errors of actors come back as they were raised."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[DistspecError], args: tuple[object, ...], parts: dict[str, object]) -> DistspecError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(parts)
+    return error
 
 
 class RequestError(DistspecError):

@@ -1,0 +1,113 @@
+"""The one thread that computes in a worker, and what it computes with.
+
+Everything a worker knows of requests belongs to this thread, so nothing there needs a lock. It blocks without
+cost when there is nothing to do. Does not know sockets: messages come in by `take`, replies leave by `Reply`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from distspec.protocol.channel import Link
+from distspec.protocol.messages import Message
+
+log = logging.getLogger(__name__)
+Later = Callable[[], Sequence[Message]]
+"""Something to be done on the compute thread; what it returns is sent."""
+
+
+class Work(Protocol):
+    """What a role does. All methods are called on the compute thread."""
+
+    def receive(self, message: Message) -> Sequence[Message]:
+        """Take a message of the coordinator; replies that need no computing."""
+
+    def ready(self) -> bool:
+        """`step` has something to do."""
+
+    def step(self) -> Sequence[Message]:
+        """Compute once, over all that is ready."""
+
+    def reset(self, incarnation: int) -> None:
+        """Forget every request: a new life of this worker begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    link: Link
+
+
+class Compute(threading.Thread):
+    """reply(link, messages): sends what came of the life of that link. broke(link, error): that life is over.
+
+    Both are called on this thread.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        reply: Callable[[Link, Sequence[Message]], None],
+        broke: Callable[[Link, Exception], None],
+    ) -> None:
+        super().__init__(name="compute", daemon=True)
+        self._work, self._reply, self._broke = work, reply, broke
+        self._inbox: queue.SimpleQueue[_Joined | Message | Later | None] = queue.SimpleQueue()
+
+    def join_as(self, link: Link) -> None:
+        """Begin the life of this link: what was taken before concerns the one before."""
+        self._inbox.put(_Joined(link))
+
+    def take(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._inbox.put(message)
+
+    def later(self, action: Later) -> None:
+        self._inbox.put(action)
+
+    def stop(self) -> None:
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        link: Link | None = None
+        while True:
+            for item in self._arrived(wait=link is None or not self._work.ready()):
+                if item is None:
+                    return
+                if isinstance(item, _Joined):
+                    link = item.link
+                    self._try(link, partial(self._reset, link.incarnation))
+                elif link is not None and not self._try(link, partial(self._handle, item)):
+                    link = None
+            if link is not None and self._work.ready() and not self._try(link, self._work.step):
+                link = None
+
+    def _arrived(self, wait: bool) -> list[_Joined | Message | Later | None]:
+        items = [self._inbox.get()] if wait else []
+        while not self._inbox.empty():
+            items.append(self._inbox.get())
+        return items
+
+    def _handle(self, item: Message | Later) -> Sequence[Message]:
+        return item() if callable(item) else self._work.receive(item)
+
+    def _reset(self, incarnation: int) -> Sequence[Message]:
+        self._work.reset(incarnation)
+        return ()
+
+    def _try(self, link: Link, action: Later) -> bool:
+        """False if the action broke: what is held of requests cannot be trusted until the next reset."""
+        try:
+            replies = action()
+        except Exception as error:
+            log.exception("the worker broke, and will begin anew")
+            self._broke(link, error)
+            return False
+        if replies:
+            self._reply(link, replies)
+        return True

@@ -1,0 +1,152 @@
+"""The coordinator's actor: hub, machine and loop, and the supervision of the workers.
+
+One task per worker sees to it that its actor lives, is initialized and joined, and begins its next life when one
+ended. A new coordinator finds the workers of the one before by name and takes them over under a higher term. The
+fleet's owner renews its lease; when that lapses, or on `stop`, it ends the workers and itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+import ray
+
+from distspec.config import Config
+from distspec.coordinator.context import Settings
+from distspec.coordinator.journal import Journal
+from distspec.coordinator.loop import Loop
+from distspec.coordinator.machine import Machine
+from distspec.coordinator.observe import Observer
+from distspec.errors import FleetError
+from distspec.metrics import Family
+from distspec.protocol.channel import Hub
+from distspec.protocol.keys import Endpoint, FleetKeys
+from distspec.trace import Span, Trace
+from distspec.workers.crew import Crew
+from distspec.workers.fingerprint import package
+from distspec.workers.lease import FleetLease
+from distspec.workers.names import node_address
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """All methods may be called by anyone who holds the handle; `initialize` comes first."""
+
+    def __init__(self) -> None:
+        self._config: Config | None = None
+        self._started: asyncio.Task[None] | None = None
+        self._endings = AsyncExitStack()
+
+    async def initialize(self, config: Config) -> None:
+        """Start the fleet, or wait until another caller has. Raises FleetError or what a worker raised."""
+        if self._config is not None and config != self._config:
+            raise FleetError(f"fleet {config.name} runs already with another configuration; give this one another name")
+        if self._started is None:
+            self._config = config
+            self._lease = FleetLease(config.coordinator.lease_s, what="coordinator", last=self._endings.aclose)
+            self._lease.renew(config.coordinator.start_timeout_s)
+            self._started = asyncio.create_task(self._try_start(config))
+        await asyncio.shield(self._started)
+
+    async def renew(self) -> None:
+        """The owner still wants this fleet."""
+        self._running()
+        self._lease.renew()
+
+    async def endpoint(self) -> Endpoint:
+        """Where clients connect, once the fleet has started."""
+        self._running()
+        return self._endpoint
+
+    async def status(self) -> dict[str, Any]:
+        """Plain values: the machine's snapshot, and for each worker what its supervisor knows."""
+        config = self._running()
+        return {
+            "name": config.name,
+            "model": config.model.served_name or config.model.name,
+            **self._machine.snapshot(),
+            "supervision": self._crew.report(),
+        }
+
+    async def trace(self) -> list[Span]:
+        self._running()
+        return self._observer.trace.spans()
+
+    async def metrics(self) -> list[Family]:
+        self._running()
+        return self._observer.metrics(self._machine.snapshot())
+
+    async def drain(self, worker: str) -> None:
+        """Move the work of `pool:index` elsewhere and give it none."""
+        self._running()
+        self._loop.drain(worker)
+
+    async def stop(self) -> None:
+        """End the workers; the caller then ends this actor."""
+        if self._started is not None:
+            self._started.cancel()
+            await asyncio.gather(self._started, return_exceptions=True)
+            await self._endings.aclose()
+
+    def _running(self) -> Config:
+        if self._config is None or self._started is None or not self._started.done():
+            raise FleetError("the fleet is starting")
+        self._started.result()
+        return self._config
+
+    async def _try_start(self, config: Config) -> None:
+        try:
+            await self._start(config)
+        except BaseException:
+            await self._endings.aclose()
+            raise
+
+    async def _start(self, config: Config) -> None:
+        beat = config.coordinator
+        self._crew = Crew(config)
+        self._endings.push_async_callback(self._crew.dismiss)
+        term = await self._crew.assemble()
+        settings = _settings(config)
+        journal = Journal(beat.journal, beat.journal_mb << 20, settings, term) if beat.journal else None
+        hub = Hub(FleetKeys.create(), term, heartbeat_s=beat.heartbeat_s, timeout_s=beat.worker_timeout_s)
+        self._machine = Machine(settings, term)
+        self._observer = Observer(Trace())
+        self._loop = Loop(
+            self._machine,
+            hub,
+            self._crew,
+            self._observer,
+            heartbeat_s=beat.heartbeat_s,
+            lease_s=beat.lease_s,
+            fingerprint=package(),
+            journal=journal,
+        )
+        self._endpoint = hub.start(self._loop, node_address())
+        self._loop.start()
+        self._endings.callback(hub.close)
+        self._endings.callback(self._loop.close)
+        await self._crew.supervise(self._endpoint, self._loop.expect)
+        log.info("fleet %s runs, term %d", config.name, term)
+
+
+def _settings(config: Config) -> Settings:
+    spec, beat = config.speculation, config.coordinator
+    return Settings(
+        policy=spec.policy,
+        allowed_policies=spec.allowed_policies if spec.drafter != "none" else ("ar",),
+        local_drafts=spec.placement == "local",
+        width=spec.num_speculative_tokens,
+        lookahead=spec.lookahead,
+        room=config.engine.max_scratch_nodes,
+        max_queued_requests=beat.max_queued_requests,
+        task_timeout_s=beat.task_timeout_s,
+    )
+
+
+def remote_coordinator() -> Any:
+    """The Ray actor class."""
+    return ray.remote(num_cpus=0)(Coordinator)

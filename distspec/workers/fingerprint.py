@@ -1,0 +1,35 @@
+"""What all workers of a fleet must agree on, by name."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import torch
+
+from distspec import models
+from distspec.config import Config
+from distspec.protocol.messages import PROTOCOL_VERSION
+
+
+def package() -> dict[str, str]:
+    """The part that needs no model."""
+    return {"distspec": metadata.version("distspec"), "protocol": str(PROTOCOL_VERSION)}
+
+
+def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
+    """Reads the models' folders. Raises ModelNotFound."""
+    drafter: str = config.speculation.drafter
+    if config.speculation.draft_model is not None:
+        drafter += f" {models.fingerprint(models.model_folder(config.speculation.draft_model))}"
+    found = {
+        **package(),
+        "model": models.fingerprint(models.model_folder(config.model.name)),
+        "dtype": config.model.dtype,
+        "pages": f"{config.engine.page_size} tokens",
+        "drafter": drafter,
+        "torch": torch.__version__.partition("+")[0],
+    }
+    if device.type == "cuda":
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found["nccl"] = ".".join(map(str, version))
+    return found

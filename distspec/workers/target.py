@@ -1,0 +1,128 @@
+"""A target worker's work: a desk over an engine, and the KV that goes to and comes from other workers.
+
+Knows which tickets are under way. Decides nothing: the desk knows requests, the transport knows links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from distspec.engine import Engine
+from distspec.errors import TransferFailed
+from distspec.protocol.messages import Drop, Extend, Fault, Lease, Message, ReceiveKV, Revoke, SendKV, TransferLost
+from distspec.rounds.desk import Desk
+from distspec.transfer.base import End, Incoming, Outgoing, Transport, pieces
+from distspec.workers.compute import Later
+
+
+class TargetWork:
+    """later: runs an action on the compute thread, from any thread."""
+
+    def __init__(self, engine: Engine, desk: Desk, transport: Transport, later: Callable[[Later], None]) -> None:
+        self._engine, self._desk, self._transport, self._later = engine, desk, transport, later
+        self._tickets: dict[int, SendKV | ReceiveKV] = {}
+        shape = engine.model.config
+        self._kv_shape = (shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
+        self._position_bytes = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * engine.model.dtype.itemsize
+
+    def receive(self, message: Message) -> Sequence[Message]:
+        if isinstance(message, SendKV):
+            return self._send(message)
+        if isinstance(message, ReceiveKV):
+            return self._receive(message)
+        if isinstance(message, Drop):
+            replies = self._desk.receive(message)
+            self._close(message.request)
+            return replies
+        if isinstance(message, Extend | Lease | Revoke):
+            return self._desk.receive(message)
+        return [Fault(reason=f"{type(message).__name__} is nothing for a target worker")]
+
+    def ready(self) -> bool:
+        return self._desk.ready()
+
+    def step(self) -> Sequence[Message]:
+        return self._desk.step()
+
+    def reset(self, incarnation: int) -> None:
+        self._transport.reset(incarnation)
+        self._close()
+        self._desk.reset()
+        self._desk.check()
+
+    def check(self) -> None:
+        """Page conservation. Raises AssertionError."""
+        self._desk.check()
+
+    # -- tickets -----------------------------------------------------------------------------
+
+    def _send(self, message: SendKV) -> Sequence[Message]:
+        try:
+            slot = self._desk.source(message)
+        except TransferFailed as error:
+            return [_lost(message, str(error))]
+        self._tickets[message.ticket] = message
+        self._transport.send(
+            Outgoing(
+                message.ticket,
+                End(message.peer, message.peer_incarnation),
+                self._pieces(message),
+                lambda positions: self._engine.gather(slot, positions.start, len(positions)),
+                lambda reason: self._later(partial(self._sent, message)),
+            )
+        )
+        return []
+
+    def _receive(self, message: ReceiveKV) -> Sequence[Message]:
+        reserved = self._desk.reserve(message)
+        slot = reserved if isinstance(reserved, int) else -1
+        ticket = Incoming(
+            message.ticket,
+            End(message.peer, message.peer_incarnation),
+            self._pieces(message),
+            self._empty,
+            lambda positions, kv: self._engine.scatter(slot, positions.start, kv),
+            lambda reason: self._later(partial(self._received, message, reason)),
+        )
+        self._transport.receive(ticket)
+        if isinstance(reserved, int):
+            self._tickets[message.ticket] = message
+            return []
+        self._transport.close(message.ticket)  # so that the source is told, and does not wait
+        return [reserved]
+
+    def _sent(self, message: SendKV) -> Sequence[Message]:
+        # What became of it, the receiver says.
+        if self._tickets.pop(message.ticket, None) is message:
+            self._desk.sent(message.request, message.ticket)
+        return []
+
+    def _received(self, message: ReceiveKV, reason: str | None) -> Sequence[Message]:
+        if self._tickets.pop(message.ticket, None) is not message:
+            return []
+        return [self._desk.received(message) if reason is None else self._desk.lost(message, reason)]
+
+    def _close(self, request: int | None = None) -> None:
+        """End the tickets of a request, or all; the desk says Freed when its last one is over."""
+        for message in [m for m in self._tickets.values() if request in (None, m.request)]:
+            del self._tickets[message.ticket]
+            self._transport.close(message.ticket)
+            if isinstance(message, SendKV):
+                self._desk.sent(message.request, message.ticket)
+            else:
+                self._desk.lost(message, "dropped")
+
+    def _pieces(self, message: SendKV | ReceiveKV) -> tuple[range, ...]:
+        return pieces(message.start, message.length, self._position_bytes)
+
+    def _empty(self, positions: range) -> torch.Tensor:
+        layers, two, heads, size = self._kv_shape
+        shape = (layers, two, len(positions), heads, size)
+        return torch.empty(shape, dtype=self._engine.model.dtype, device=self._engine.device)
+
+
+def _lost(message: SendKV, reason: str) -> TransferLost:
+    return TransferLost(request=message.request, epoch=message.epoch, ticket=message.ticket, reason=reason)
