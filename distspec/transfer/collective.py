@@ -25,8 +25,8 @@ from typing import Protocol, TypeVar
 
 from distspec.errors import TransferFailed
 from distspec.transfer.base import Done, End, Incoming, Outgoing
-from distspec.transfer.group import Group, Store
-from distspec.transfer.meeting import Board, Missing, Place, Rendezvous, Served, Visited
+from distspec.transfer.group import Group, Rendezvous, Store
+from distspec.transfer.meeting import Board, Missing, Place, Served, Visited
 
 log = logging.getLogger(__name__)
 _SLICE_S = 0.2

@@ -6,6 +6,7 @@ All use of that module's untyped names is here.
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -13,11 +14,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distspec.transfer.meeting import Board
+
 _TAG = 0
 _dist: Any = dist
 
 Store = Any
 """A `torch.distributed` store, as its process groups want it."""
+
+
+class Rendezvous(_dist.Store):  # type: ignore[misc]
+    """A part of a board, as `torch.distributed` process groups want it."""
+
+    def __init__(self, board: Board, prefix: str, timeout_s: float) -> None:
+        super().__init__()
+        self._board, self._prefix, self._timeout_s = board, prefix, timeout_s
+
+    def set(self, key: str, value: bytes) -> None:
+        self._board.set(f"{self._prefix}/{key}", bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._board.get(f"{self._prefix}/{key}", self._timeout_s)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + seconds
+        for key in keys:
+            self._board.get(f"{self._prefix}/{key}", max(0.0, deadline - time.monotonic()))
 
 
 class Group(Protocol):

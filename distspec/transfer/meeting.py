@@ -2,7 +2,7 @@
 
 Not `torch.distributed.TCPStore`, which looks up the name of whoever connects (a name server that does not answer
 costs seconds), waits without end for a stopped process, and takes anyone's word. Here only holders of the secret
-may connect, and every wait is bounded. Knows keys and bytes, no tensor.
+may connect, and every wait is bounded. Knows keys and bytes, no tensor and no torch.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
-import time
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, Protocol
 
 import msgspec
-import torch.distributed as dist
 from msgspec import Struct
 
 from distspec.errors import TransferFailed
@@ -153,26 +150,6 @@ class Visited:
             raise TransferFailed(f"the peer is gone: {error or type(error).__name__}") from None
         self._connection.close()  # its answer may still come, to a question of later
         raise TransferFailed("the peer does not answer")
-
-
-class Rendezvous(dist.Store):  # type: ignore[misc, name-defined]
-    """A part of a board, as `torch.distributed` process groups want it."""
-
-    def __init__(self, board: Board, prefix: str, timeout_s: float) -> None:
-        super().__init__()
-        self._board, self._prefix, self._timeout_s = board, prefix, timeout_s
-
-    def set(self, key: str, value: bytes) -> None:
-        self._board.set(f"{self._prefix}/{key}", bytes(value))
-
-    def get(self, key: str) -> bytes:
-        return self._board.get(f"{self._prefix}/{key}", self._timeout_s)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
-        deadline = time.monotonic() + seconds
-        for key in keys:
-            self._board.get(f"{self._prefix}/{key}", max(0.0, deadline - time.monotonic()))
 
 
 def _connection(peer: socket.socket) -> Connection[Any, Any]:

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -36,6 +37,9 @@ class Work(Protocol):
 
     def reset(self, incarnation: int) -> None:
         """Forget every request: a new life of this worker begins."""
+
+    def check(self) -> None:
+        """Prove the books. Raises AssertionError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,22 @@ class Compute(threading.Thread):
 
     def later(self, action: Later) -> None:
         self._inbox.put(action)
+
+    def check(self) -> Future[None]:
+        """Prove the books between two steps."""
+        proof: Future[None] = Future()
+
+        def prove() -> tuple[()]:
+            try:
+                self._work.check()
+            except BaseException as error:
+                proof.set_exception(error)
+            else:
+                proof.set_result(None)
+            return ()
+
+        self.later(prove)
+        return proof
 
     def stop(self) -> None:
         self._inbox.put(None)

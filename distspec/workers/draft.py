@@ -48,6 +48,9 @@ class DraftWork:
         for request in list(self._params):
             self._forget(request)
 
+    def check(self) -> None:
+        """A drafter keeps no books that could leak: what it holds of requests, it may forget at any time."""
+
     def _propose(self, drafts: list[Draft]) -> list[Proposal | None]:
         """None for a draft that does not fit what is known of its sequence: it must not cost the others theirs."""
         rows = [DraftRow(d.request, d.keep, d.tokens, d.count, self._params[d.request]) for d in drafts]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-import torch
-
-from distspec import models
 from distspec.config import Config
 from distspec.protocol.messages import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    import torch
 
 
 def package() -> dict[str, str]:
@@ -18,6 +19,10 @@ def package() -> dict[str, str]:
 
 def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
     """Reads the models' folders. Raises ModelNotFound."""
+    import torch  # the coordinator needs `package` alone
+
+    from distspec import models
+
     drafter: str = config.speculation.drafter
     if config.speculation.draft_model is not None:
         drafter += f" {models.fingerprint(models.model_folder(config.speculation.draft_model))}"

@@ -12,7 +12,18 @@ import torch
 
 from distspec.engine import Engine
 from distspec.errors import TransferFailed
-from distspec.protocol.messages import Drop, Extend, Fault, Lease, Message, ReceiveKV, Revoke, SendKV, TransferLost
+from distspec.protocol.messages import (
+    Draft,
+    Drop,
+    Extend,
+    Fault,
+    Lease,
+    Message,
+    ReceiveKV,
+    Revoke,
+    SendKV,
+    TransferLost,
+)
 from distspec.rounds.desk import Desk
 from distspec.transfer.base import End, Incoming, Outgoing, Transport, pieces
 from distspec.workers.compute import Later
@@ -37,7 +48,7 @@ class TargetWork:
             replies = self._desk.receive(message)
             self._close(message.request)
             return replies
-        if isinstance(message, Extend | Lease | Revoke):
+        if isinstance(message, Extend | Lease | Revoke | Draft):
             return self._desk.receive(message)
         return [Fault(reason=f"{type(message).__name__} is nothing for a target worker")]
 

@@ -7,40 +7,23 @@ a life ended and starts the next one, so both always mean the same. Ray is only 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import os
-import time
 from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 import ray
-import torch
 
-from distspec import models
 from distspec.config import Config
-from distspec.drafters import make
-from distspec.engine import Engine
 from distspec.errors import FleetError, LinkLost
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import Fault, Hello, Message
-from distspec.rounds.desk import Desk
-from distspec.transfer.base import End
-from distspec.transfer.collective import Collective
-from distspec.transfer.group import Gloo, Group, Nccl, Store
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Compute, Later
-from distspec.workers.draft import DraftWork
-from distspec.workers.fingerprint import fingerprint
 from distspec.workers.lease import FleetLease
-from distspec.workers.names import actor, actor_name, node_address
-from distspec.workers.target import TargetWork
 
 log = logging.getLogger(__name__)
-_DRAFTED_AT_ONCE = 256
-"""Requests that a draft worker takes on; a drafter forgets the oldest where its room ends."""
 
 
 class Worker:
@@ -50,7 +33,7 @@ class Worker:
         self._config: Config | None = None
         self._hello: Hello | None = None
         self._link: Link | None = None
-        self._transport: Collective | None = None
+        self._place: Place | None = None
         self._term = 0
 
     def where(self) -> str:
@@ -73,7 +56,7 @@ class Worker:
         self._lease = FleetLease(beat.lease_s, what=worker, heard_s=lambda: self._link.heard_s if self._link else 0.0)
         self._lease.renew(beat.start_timeout_s)
         try:
-            self._hello = await asyncio.to_thread(self._build, config, worker, threads)
+            await asyncio.to_thread(self._build, config, worker, threads)
         except BaseException:
             self._config = None
             raise
@@ -102,79 +85,21 @@ class Worker:
 
     async def place(self) -> Place:
         """Where its peers meet it."""
-        if self._transport is None:
-            raise FleetError("no target worker")
-        return self._transport.place
+        if self._place is None:
+            raise FleetError("no target worker, or not yet")
+        return self._place
 
     async def check(self) -> None:
-        """Prove the books of a target worker that is idle. Raises AssertionError."""
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Prove the books of this worker. Raises AssertionError."""
+        await asyncio.wrap_future(self._compute.check())
 
-        def check() -> tuple[()]:
-            try:
-                if isinstance(self._work, TargetWork):
-                    self._work.check()
-                done.set_result(None)
-            except BaseException as error:
-                done.set_exception(error)
-            return ()
+    def _build(self, config: Config, worker: str, threads: int) -> None:
+        from distspec.workers.build import build  # torch and all that: not for the coordinator, who makes us
 
-        self._compute.later(check)
-        await asyncio.wrap_future(done)
-
-    # -- loading, on a thread of its own ---------------------------------------------------------
-
-    def _build(self, config: Config, worker: str, threads: int) -> Hello:
-        torch.set_num_threads(threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
-        role = worker.partition(":")[0]
-        device = _device(config)
-        built = self._draft(config, worker, device) if role == "draft" else self._target(config, worker, device)
-        self._compute = Compute(self._work, self._reply, self._broke)
+        built = build(config, worker, threads, self._later)
+        self._compute = Compute(built.work, self._reply, self._broke)
         self._compute.start()
-        return msgspec.structs.replace(built, fingerprint=fingerprint(config, device), node=node_address())
-
-    def _target(self, config: Config, worker: str, device: torch.device) -> Hello:
-        role = worker.partition(":")[0]
-        model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
-        engine = Engine(model, config.engine, device=device, max_model_len=config.model.max_model_len)
-        local = config.speculation.placement == "local" and role == "decode"
-        drafter = make(config, max_model_len=engine.max_model_len, device=device) if local else None
-        desk = Desk(engine, drafter, max_num_batched_tokens=config.engine.max_num_batched_tokens, clock=time.time)
-        self._transport = _transport(config, worker, device)
-        self._work: TargetWork | DraftWork = TargetWork(engine, desk, self._transport, self._later)
-        return Hello(
-            worker=worker,
-            role=role,
-            incarnation=0,
-            fingerprint={},
-            slots=engine.slots,
-            capacity=engine.capacity,
-            page_size=engine.page_size,
-            max_model_len=engine.max_model_len,
-            vocab_size=model.config.vocab_size,
-            step_cost=engine.measure(),
-            drafts=drafter is not None,
-        )
-
-    def _draft(self, config: Config, worker: str, device: torch.device) -> Hello:
-        shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
-        longest = config.model.max_model_len or shape.max_position
-        drafter = make(config, max_model_len=longest, device=device)
-        if drafter is None:
-            raise FleetError(f"{worker}: speculation.drafter is `none`")
-        self._work = DraftWork(drafter, time.time)
-        return Hello(
-            worker=worker,
-            role="draft",
-            incarnation=0,
-            fingerprint={},
-            slots=_DRAFTED_AT_ONCE,
-            capacity=_DRAFTED_AT_ONCE * longest,
-            page_size=config.engine.page_size,
-            max_model_len=longest,
-            vocab_size=shape.vocab_size,
-            drafts=True,
-        )
+        self._place, self._hello = built.place, built.hello
 
     # -- between the event loop and the compute thread -----------------------------------------------
 
@@ -193,35 +118,3 @@ class Worker:
 
     def _lost(self, error: LinkLost) -> None:
         log.warning("link to the coordinator lost: %s", error)
-
-
-def _device(config: Config) -> torch.device:
-    wanted = config.engine.device
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
-
-
-def _transport(config: Config, worker: str, device: torch.device) -> Collective:
-    host = node_address()
-    timeout_s = config.coordinator.worker_timeout_s
-
-    def make_group(store: Store, rank: int) -> Group:
-        if _is_nccl(config, device):
-            return Nccl(store, rank, device=device, timeout_s=timeout_s)
-        return Gloo(store, rank, host=host, timeout_s=timeout_s)
-
-    def place_of(end: End) -> Place:
-        found = ray.get(actor(actor_name(config.name, end.worker)).place.remote(), timeout=timeout_s)
-        assert isinstance(found, Place)
-        return found
-
-    return Collective(worker, host, make_group, place_of, timeout_s=timeout_s)
-
-
-def _is_nccl(config: Config, device: torch.device) -> bool:
-    """The same answer in every worker. NCCL refuses two ranks on one GPU, so each must have its own."""
-    if config.transfer != "auto":
-        return config.transfer == "nccl"
-    pools = (config.pools.prefill, config.pools.decode, config.pools.verify)
-    return device.type == "cuda" and all(pool.num_gpus >= 1 for pool in pools if pool.replicas)

@@ -1,0 +1,136 @@
+"""What a worker is made of: its model or drafter, its desk, its transport. All that is heavy to import is here.
+
+Knows the configuration, the device and Ray's addresses. Does not know the channel.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import ray
+import torch
+
+from distspec import models
+from distspec.config import Config
+from distspec.drafters import make
+from distspec.engine import Engine
+from distspec.errors import FleetError
+from distspec.protocol.messages import Hello
+from distspec.rounds.desk import Desk
+from distspec.transfer.base import End
+from distspec.transfer.collective import Collective
+from distspec.transfer.group import Gloo, Group, Nccl, Store
+from distspec.transfer.meeting import Place
+from distspec.workers.compute import Later, Work
+from distspec.workers.draft import DraftWork
+from distspec.workers.fingerprint import fingerprint
+from distspec.workers.names import actor, actor_name, node_address
+from distspec.workers.target import TargetWork
+
+_DRAFTED_AT_ONCE = 256
+"""Requests that a draft worker takes on; a drafter forgets the oldest where its room ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """hello: with incarnation 0, to be replaced. place: where peers meet a target worker."""
+
+    work: Work
+    hello: Hello
+    place: Place | None
+
+
+def build(config: Config, worker: str, threads: int, later: Callable[[Later], None]) -> Built:
+    """Load the worker `pool:index`. later: runs an action on its compute thread.
+
+    threads: torch's in this process; -n shares the host's cores among n such workers. Raises ConfigError,
+    ModelNotFound, or what the device says.
+    """
+    torch.set_num_threads(threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
+    device = _device(config)
+    is_draft = worker.startswith("draft:")
+    built = _draft(config, worker, device) if is_draft else _target(config, worker, device, later)
+    hello = msgspec.structs.replace(built.hello, fingerprint=fingerprint(config, device), node=node_address())
+    return Built(built.work, hello, built.place)
+
+
+def _target(config: Config, worker: str, device: torch.device, later: Callable[[Later], None]) -> Built:
+    role = worker.partition(":")[0]
+    model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
+    engine = Engine(model, config.engine, device=device, max_model_len=config.model.max_model_len)
+    local = config.speculation.placement == "local" and role == "decode"
+    drafter = make(config, max_model_len=engine.max_model_len, device=device) if local else None
+    desk = Desk(engine, drafter, max_num_batched_tokens=config.engine.max_num_batched_tokens, clock=time.time)
+    transport = _transport(config, worker, device)
+    work = TargetWork(engine, desk, transport, later)
+    hello = Hello(
+        worker=worker,
+        role=role,
+        incarnation=0,
+        fingerprint={},
+        slots=engine.slots,
+        capacity=engine.capacity,
+        page_size=engine.page_size,
+        max_model_len=engine.max_model_len,
+        vocab_size=model.config.vocab_size,
+        step_cost=engine.measure(),
+        drafts=drafter is not None,
+    )
+    return Built(work, hello, transport.place)
+
+
+def _draft(config: Config, worker: str, device: torch.device) -> Built:
+    shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
+    longest = config.model.max_model_len or shape.max_position
+    drafter = make(config, max_model_len=longest, device=device)
+    if drafter is None:
+        raise FleetError(f"{worker}: speculation.drafter is `none`")
+    hello = Hello(
+        worker=worker,
+        role="draft",
+        incarnation=0,
+        fingerprint={},
+        slots=_DRAFTED_AT_ONCE,
+        capacity=_DRAFTED_AT_ONCE * longest,
+        page_size=config.engine.page_size,
+        max_model_len=longest,
+        vocab_size=shape.vocab_size,
+        drafts=True,
+    )
+    return Built(DraftWork(drafter, time.time), hello, None)
+
+
+def _device(config: Config) -> torch.device:
+    wanted = config.engine.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def _transport(config: Config, worker: str, device: torch.device) -> Collective:
+    host = node_address()
+    timeout_s = config.coordinator.worker_timeout_s
+
+    def make_group(store: Store, rank: int) -> Group:
+        if _is_nccl(config, device):
+            return Nccl(store, rank, device=device, timeout_s=timeout_s)
+        return Gloo(store, rank, host=host, timeout_s=timeout_s)
+
+    def place_of(end: End) -> Place:
+        found = ray.get(actor(actor_name(config.name, end.worker)).place.remote(), timeout=timeout_s)
+        assert isinstance(found, Place)
+        return found
+
+    return Collective(worker, host, make_group, place_of, timeout_s=timeout_s)
+
+
+def _is_nccl(config: Config, device: torch.device) -> bool:
+    """The same answer in every worker. NCCL refuses two ranks on one GPU, so each must have its own."""
+    if config.transfer != "auto":
+        return config.transfer == "nccl"
+    pools = (config.pools.prefill, config.pools.decode, config.pools.verify)
+    return device.type == "cuda" and all(pool.num_gpus >= 1 for pool in pools if pool.replicas)
