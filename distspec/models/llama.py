@@ -18,6 +18,7 @@ from torch import Tensor
 
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig, RopeScaling
+from distspec.models.product import linear
 
 Parts = dict[str, tuple[int, ...]]
 """Checkpoint tensors, by name, whose rows one below the other make one parameter, with their shapes."""
@@ -96,9 +97,9 @@ class Llama:
         cos, sin = self.rope[:, positions].unsqueeze(2)  # [rows, 1, head_dim] each
         for i, layer in enumerate(self.layers):
             q, k, v = self._qkv(layer, self._rms(x, layer.attention_norm), cos, sin)
-            x = x + F.linear(attend(i, q, k, v), layer.output, layer.output_bias)
-            gate, up = F.linear(self._rms(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x = x + linear(attend(i, q, k, v), layer.output, layer.output_bias)
+            gate, up = linear(self._rms(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            x = x + linear(F.silu(gate) * up, layer.down)
         return self._rms(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -108,12 +109,12 @@ class Llama:
         """
         if hidden.is_cuda and hidden.dtype != torch.float32:
             return torch.mm(hidden, self._head.t(), out_dtype=torch.float32)
-        return F.linear(hidden.float(), self._head)
+        return linear(hidden.float(), self._head)
 
     def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         heads, turned = config.num_heads, config.num_heads + config.num_kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
         qk = qkv[:, :turned]
         if layer.query_norm is not None and layer.key_norm is not None:
             qk = torch.cat((self._rms(qk[:, :heads], layer.query_norm), self._rms(qk[:, heads:], layer.key_norm)), 1)
