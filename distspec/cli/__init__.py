@@ -1,0 +1,44 @@
+"""The command `distspec`.
+
+Knows commands and how errors look on a terminal. Imports nothing heavy: Ray, torch and transformers come in
+with the commands that need them, so that `--help` and `check` answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from distspec.cli import generate, inspect, serve
+from distspec.errors import ConfigError, DistspecError
+
+app = typer.Typer(
+    help="Speculative decoding for LLM serving on Ray, distributed and overlapped.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve.serve)
+app.command()(generate.generate)
+app.command()(inspect.status)
+app.command()(inspect.trace)
+app.command()(inspect.replay)
+app.command()(inspect.check)
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure: `distspec bench --help` lists what."""
+    from distspec.bench import app as benches
+
+    typer.main.get_command(benches).main(args=context.args, prog_name="distspec bench")
+
+
+def main() -> None:
+    """Entry point. Exit status 2: the command line or the configuration; 1: anything else of ours."""
+    try:
+        app()
+    except DistspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,0 +1,74 @@
+"""`distspec serve`: an OpenAI-compatible server from one command, and nothing left behind when it ends."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distspec.cli.options import Address, ConfigName, Overrides
+
+if TYPE_CHECKING:
+    from distspec.config import Config
+
+
+def serve(
+    config: ConfigName = "local",
+    host: Annotated[str | None, typer.Option(help="As server.host.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="As server.port.", show_default=False)] = None,
+    address: Address = None,
+    overrides: Overrides = None,
+) -> None:
+    """Serve over HTTP, OpenAI-compatible, until interrupted."""
+    from distspec.config import load
+
+    flags = {"server.host": host, "server.port": port}
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    settings = load(config, [*(overrides or ()), *given])
+    began = time.perf_counter()
+    _say(f"starting fleet {settings.name} ({settings.model.name}) and an HTTP server ...")
+
+    from distspec.serving.cluster import cluster
+    from distspec.serving.ingress import serving
+
+    with _until_interrupted(), cluster(address), serving(settings):
+        _say(_ready(settings, time.perf_counter() - began))
+        threading.Event().wait()
+
+
+def _ready(config: Config, seconds: float) -> str:
+    url = f"http://{config.server.host}:{config.server.port}"
+    model = config.model.served_name or config.model.name
+    return (
+        f"\nready after {seconds:.0f} s: {url}/v1 serves {model}. Ctrl-C ends it.\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
+        f'    \'{{"stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n'
+    )
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the block, whatever it does; later ones do not disturb its cleaning up."""
+    interrupted = False
+
+    def stop(*_: object) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            _say("stopping ...")
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    with suppress(KeyboardInterrupt):
+        yield
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,41 @@
+"""The Ray cluster that a command or script runs on: one that exists, or one of its own.
+
+Knows how Ray is started quietly. Does not know fleets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from distspec.errors import FleetError
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray, for as long as the context lasts.
+
+    address None: Ray as this process has initialised it already, or where RAY_ADDRESS points, or else started
+    here and ended with the context, with every process in it. Raises FleetError.
+    """
+    if address is None and ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(
+            address=address or os.environ.get("RAY_ADDRESS") or "local",
+            include_dashboard=False if address is None and "RAY_ADDRESS" not in os.environ else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise FleetError(f"Ray at {address or 'this machine'}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,83 @@
+"""A Service over a real fleet: what it may be asked, how its text reads, and a client of its coordinator.
+
+Knows configurations, model folders and the fleet's handle. Does not know HTTP or scripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from distspec.config import Config
+from distspec.errors import FleetError
+from distspec.models import ModelConfig, load_tokenizer, model_folder
+from distspec.serving.prometheus import exposition
+from distspec.serving.schema import Limits
+from distspec.serving.service import Service
+from distspec.serving.text import Text
+from distspec.workers import fleet
+from distspec.workers.fleet import FleetHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A service, and what else the endpoints tell about its fleet."""
+
+    service: Service
+    handle: FleetHandle
+
+    async def health(self) -> str | None:
+        """None when requests can be served, else why not."""
+        try:
+            status = await self.handle.status()
+        except FleetError as error:
+            return str(error)
+        if any(worker["role"] == "decode" for worker in status["workers"].values()):
+            return None
+        return "no decode worker is up"
+
+    async def metrics(self) -> str:
+        """Prometheus text. Raises FleetError while there is no coordinator."""
+        return exposition(await self.handle.metrics())
+
+
+@asynccontextmanager
+async def connection(config: Config) -> AsyncIterator[Connection]:
+    """Join the fleet of this configuration, launching it if there is none, for as long as the context lasts.
+
+    Ray must be initialised. A fleet that nobody else holds ends when its lease lapses. Raises ConfigError,
+    ModelNotFound or FleetError.
+    """
+    async with AsyncExitStack() as stack:
+        reading = asyncio.create_task(asyncio.to_thread(read_model, config))
+        stack.push_async_callback(lambda: asyncio.gather(reading, return_exceptions=True))
+        handle = await asyncio.to_thread(fleet.launch, config)
+        # Stopping the lease's keeper waits for a beat of it.
+        stack.push_async_callback(asyncio.to_thread, handle.close)
+        text, limits = await reading
+        client = handle.client()
+        await client.start()
+        stack.push_async_callback(client.close)
+        yield Connection(Service(client, text, limits), handle)
+
+
+def read_model(config: Config) -> tuple[Text, Limits]:
+    """Tokenizer and limits of the model that a configuration names; fetches it where need be.
+
+    Raises ModelNotFound or ConfigError.
+    """
+    name = config.model.name
+    shape = ModelConfig.from_pretrained(model_folder(name))
+    limits = Limits(
+        model=config.model.served_name or name,
+        vocab_size=shape.vocab_size,
+        max_model_len=config.model.max_model_len or shape.max_position,
+        default_max_tokens=config.server.default_max_tokens,
+        max_n=config.server.max_n,
+        max_streams=max(config.coordinator.max_queued_requests, config.server.max_n),
+        max_nodes=config.engine.max_scratch_nodes,
+        policies=config.speculation.allowed_policies if config.speculation.drafter != "none" else ("ar",),
+    )
+    return Text(load_tokenizer(name), shape.eos_token_ids), limits

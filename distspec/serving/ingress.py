@@ -1,0 +1,104 @@
+"""The Ray Serve application: one deployment with the OpenAI endpoints and a connection to the fleet.
+
+Knows Ray Serve. Does not know requests; the endpoints are in `serving.http`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.schema import LoggingConfig
+
+from distspec.config import Config, load
+from distspec.errors import FleetError, InvalidValue, UnknownKey
+from distspec.serving.connect import connection
+from distspec.serving.http import create_app
+from distspec.workers import fleet
+
+ARGUMENTS = ("config", "overrides")
+UNBOUNDED = 1_000_000
+"""Requests that Serve lets through at once: the coordinator's admission is the one that refuses."""
+
+
+class Ingress:
+    """A replica. Several may serve one fleet; the first one that starts launches it."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._stack = AsyncExitStack()
+        self._connection = await self._stack.enter_async_context(connection(config))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._connection.service, self._connection)
+
+    async def __del__(self) -> None:
+        await self._stack.aclose()
+
+
+def configuration(args: Mapping[str, Any]) -> Config:
+    """The configuration that a Serve application's args name; Serve itself takes any args silently.
+
+    config: name or path (default: local). overrides: a list of `key=value`, or such in one string.
+    Raises ConfigError.
+    """
+    for name in args:
+        if name not in ARGUMENTS:
+            raise UnknownKey(f"args.{name}", list(ARGUMENTS))
+    overrides = args.get("overrides") or []
+    if isinstance(overrides, str):
+        overrides = overrides.split()
+    if not isinstance(overrides, list) or not all(isinstance(item, str) for item in overrides):
+        raise InvalidValue("args.overrides", overrides, "a list of strings `key=value`")
+    return load(args.get("config", "local"), overrides)
+
+
+def application(config: Config) -> serve.Application:
+    """To be given to `serve.run`."""
+    deploys = serve.deployment(
+        name="ingress",
+        max_ongoing_requests=UNBOUNDED,
+        max_queued_requests=-1,
+        ray_actor_options={"num_cpus": 0},
+    )
+    bound: serve.Application = deploys(serve.ingress()(Ingress)).bind(config)
+    return bound
+
+
+@contextmanager
+def serving(config: Config) -> Iterator[None]:
+    """The application on config.server's host and port, for as long as the context lasts. Ray must be initialised.
+
+    The fleet is launched from here while Serve starts, so that what is wrong with it is raised as itself:
+    ConfigError, ModelNotFound or FleetError.
+    """
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    options = HTTPOptions(host=config.server.host, port=config.server.port)
+    launcher = ThreadPoolExecutor(1)
+    launching = launcher.submit(fleet.launch, config)
+    try:
+        serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=options, logging_config=quiet)
+        target = serve.RunTarget(application(config), name=config.name, route_prefix="/", logging_config=quiet)
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        handle = launching.result()
+        try:
+            _wait_until_running(config.name)
+            yield
+        finally:
+            serve.delete(config.name)
+            handle.close()
+    finally:
+        launcher.shutdown(wait=False)
+
+
+def _wait_until_running(name: str) -> None:
+    """Raises FleetError with Serve's reason if the application does not come up."""
+    while (application := serve.status().applications.get(name)) is None or application.status != "RUNNING":
+        if application is not None and application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise FleetError(f"Ray Serve could not start {name}: {application.message}")
+        time.sleep(0.1)

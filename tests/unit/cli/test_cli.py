@@ -1,0 +1,100 @@
+"""What answers without a cluster: help, configurations, journals. And that it answers at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from distspec.config import load, named
+from distspec.coordinator.context import Settings
+from distspec.coordinator.events import Tick
+from distspec.coordinator.journal import Journal
+from distspec.coordinator.machine import Machine
+from distspec.protocol.messages import Cancel
+
+
+def run(*args: str, code: str = "from distspec.cli import main; main()") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", named())
+def test_check_prints_what_loads_to_the_same_configuration(name: str) -> None:
+    done = run("check", name, "pools.verify.replicas=2")
+    assert done.returncode == 0, done.stderr
+    assert load(yaml.safe_load(done.stdout)) == load(name, ["pools.verify.replicas=2"])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["local", "pools.verfy.replicas=2"], "pools.verfy: unknown key; did you mean pools.verify?"),
+        (["local", "engine.page_size=0"], "engine.page_size"),
+        (["nowhere"], "nowhere is no file and no shipped configuration"),
+    ],
+)
+def test_check_names_the_key_at_fault(args: list[str], says: str) -> None:
+    done = run("check", *args)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("args", [["--help"], ["serve", "--help"], ["generate", "--help"], ["check", "local"]])
+def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
+    code = (
+        "import sys\nfrom distspec.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('heavy:', sorted({'ray', 'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
+    )
+    done = run(*args, code=code)
+    assert "heavy: []" in done.stdout, done.stdout + done.stderr
+
+
+def test_importing_the_package_is_light() -> None:
+    done = run(code="import sys, distspec; print(sorted({'ray', 'torch', 'transformers'} & set(sys.modules)))")
+    assert done.stdout == "[]\n"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "journal"
+    machine = Machine(Settings(), 3)
+    writer = Journal(path, 1_000_000, Settings(), 3)
+    for now in range(5):
+        writer.write(float(now), Tick(), machine.handle(Tick(), float(now)))
+    writer.close()
+    return path
+
+
+def test_replay_agrees_with_the_journal(journal: Path) -> None:
+    done = run("replay", str(journal))
+    assert done.returncode == 0, done.stderr
+    assert "term 3: 5 events" in done.stdout
+
+
+def test_replay_shows_where_it_differs(journal: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    writer = Journal(path, 1_000_000, Settings(), 3)
+    writer.write(0.0, Tick(), [])
+    writer.write(1.0, Tick(), [Cancel(key="x")])  # type: ignore[list-item]
+    writer.close()
+    done = run("replay", str(path))
+    assert done.returncode == 1
+    assert "event 1 at 1.000000 s led to other commands" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), (b"", "is no journal"), (b"\xc1\xff", "damaged")]
+)
+def test_replay_says_what_is_wrong_with_a_file(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "journal"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("replay", str(path))
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
