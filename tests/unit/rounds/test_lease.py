@@ -12,9 +12,36 @@ from distspec.config import Ngram
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
-from distspec.protocol.messages import ROOT, Drop, Fault, Freed, Lease, Node, Progress, Revoke, Revoked, SamplingParams
+from distspec.protocol.messages import (
+    ROOT,
+    Drop,
+    Fault,
+    Freed,
+    Lease,
+    Node,
+    Progress,
+    Refused,
+    Revoke,
+    Revoked,
+    SamplingParams,
+)
 from distspec.rounds.lease import accept
-from tests.desks import GREEDY, SEEDED, SHAPE, Guess, bushy, desk, engine, lease, oracle, plain, run, stream, wrong
+from tests.desks import (
+    GREEDY,
+    SEEDED,
+    SHAPE,
+    Guess,
+    bushy,
+    desk,
+    engine,
+    extend,
+    lease,
+    oracle,
+    plain,
+    run,
+    stream,
+    wrong,
+)
 
 PROMPT = (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
 
@@ -145,16 +172,16 @@ def test_a_round_returns_the_pages_that_it_did_not_use(page_size: int) -> None:
 
 
 def test_drafts_give_way_before_a_request_does() -> None:
-    params = SamplingParams(max_tokens=9, seed=1)
-    subject = desk(engine(1, num_pages=len(PROMPT) + 9), Guess(bushy))
-    subject.receive(lease(1, PROMPT, params, drafts=30))
-    assert stream(run(subject), 1) == plain(PROMPT, params)
-    two = desk(engine(1, num_pages=2 * (len(PROMPT) + 9)), Guess(wrong))
-    for request, prompt in enumerate((PROMPT, PROMPT[::-1])):
-        two.receive(lease(request, prompt, params, drafts=8))
-    replies = run(two)
-    assert {type(reply) for reply in replies} == {Progress}
-    assert stream(replies, 1) == plain(PROMPT[::-1], params)
+    stopping = SamplingParams(max_tokens=40, seed=1, stop_token_ids=(plain(PROMPT, SEEDED)[8],))
+    tokens = plain(PROMPT, stopping)
+    older = PROMPT[::-1] * 4
+    assert 3 < len(tokens) < 20
+    subject = desk(engine(1, num_pages=len(older) + len(PROMPT) + len(tokens)), Guess(wrong))
+    subject.receive(extend(1, older))
+    subject.receive(lease(2, PROMPT, stopping, drafts=30))
+    replies = run(subject)
+    assert not any(isinstance(reply, Refused) for reply in replies)
+    assert stream(replies, 2) == tokens
 
 
 def test_a_drafter_that_breaks_costs_no_tokens() -> None:
