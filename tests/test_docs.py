@@ -54,8 +54,7 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 def test_paths_that_are_named_exist(path: Path) -> None:
     folders = "clusters|deploy|docs|tests|distspec"
     for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", path.read_text()):
-        if name != "tests/gpu":  # comes with the first GPU test
-            assert (ROOT / name).exists(), name
+        assert (ROOT / name).exists(), name
 
 
 # -- commands -------------------------------------------------------------------------------------
