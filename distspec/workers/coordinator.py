@@ -130,6 +130,7 @@ class Coordinator:
         self._endings.callback(hub.close)
         self._endings.callback(self._loop.close)
         await self._crew.supervise(self._endpoint, self._loop.expect)
+        self._lease.renew()
         log.info("fleet %s runs, term %d", config.name, term)
 
 

@@ -109,6 +109,9 @@ class Crew:
         try:
             if member.actor is None:
                 await self._find(member, beat.start_timeout_s)
+            else:
+                # Loading may take minutes; whether a frozen actor is there at all must not.
+                await _answer(member.actor.where.remote(), beat.worker_timeout_s)
             member.state = "loading"
             await _answer(
                 member.actor.initialize.remote(self._config, member.name, self._share(member)), beat.start_timeout_s

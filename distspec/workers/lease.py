@@ -32,14 +32,15 @@ class FleetLease:
         self._watch = asyncio.create_task(self._expire())
 
     def renew(self, length_s: float | None = None) -> None:
-        self._until = max(self._until, self._loop.time() + (length_s or self._length_s))
+        """From now on, for the lease's length; or for another, while something long is under way."""
+        self._until = self._loop.time() + (length_s or self._length_s)
 
     async def _expire(self) -> None:
         while True:
             left_s = max(self._until, self._heard_s() + self._length_s) - self._loop.time()
             if left_s <= 0:
                 break
-            await asyncio.sleep(left_s)
+            await asyncio.sleep(min(left_s, self._length_s / 4))
         log.warning("the fleet lease lapsed: this %s ends", self._what)
         try:
             if self._last is not None:

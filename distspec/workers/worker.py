@@ -57,6 +57,7 @@ class Worker:
         self._lease.renew(beat.start_timeout_s)
         try:
             await asyncio.to_thread(self._build, config, worker, threads)
+            self._lease.renew()
         except BaseException:
             self._config = None
             raise

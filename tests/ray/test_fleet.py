@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.util.state import list_actors
 
 from distspec.config import Config, load
 from distspec.errors import FleetError, InvalidField, ModelNotFound
@@ -192,8 +191,7 @@ async def test_a_coordinator_that_dies_costs_no_request(handle: FleetHandle) -> 
 
 
 def pid_of(name: str) -> int:
-    (found,) = [a for a in list_actors(detail=True, filters=[("name", "=", name), ("state", "=", "ALIVE")])]
-    return int(found.pid)
+    return int(ray.get(actor(name).__ray_call__.remote(lambda worker: os.getpid()), timeout=30))
 
 
 async def test_a_worker_that_freezes_is_replaced_and_costs_no_request(handle: FleetHandle) -> None:
@@ -217,8 +215,7 @@ async def test_a_worker_that_freezes_is_replaced_and_costs_no_request(handle: Fl
 
 
 def living(name: str) -> list[str]:
-    found = list_actors(filters=[("state", "=", "ALIVE")], limit=1000)
-    return [a.name for a in found if a.name and a.name.startswith(f"{name}:")]
+    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["name"].startswith(f"{name}:")]
 
 
 async def test_a_fleet_that_nobody_renews_ends_by_itself(tiny_model: Path) -> None:
@@ -249,11 +246,8 @@ async def test_a_shut_down_fleet_leaves_nothing(tiny_model: Path) -> None:
     made = await asyncio.to_thread(fleets.launch, config)
     await asyncio.to_thread(made.shutdown)
     await until(lambda: not living("brief"))
-    assert await asyncio.to_thread(lambda: "brief" not in str(ray.util.placement_group_table().values())) or all(
-        group["state"] == "REMOVED"
-        for group in ray.util.placement_group_table().values()
-        if group["name"].startswith("brief")
-    )
+    groups = [group for group in ray.util.placement_group_table().values() if group["name"].startswith("brief:")]
+    assert [group["state"] for group in groups] == ["REMOVED"]
     fleets.shutdown("brief")
 
 
