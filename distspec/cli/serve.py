@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -37,18 +38,23 @@ def serve(
     from distspec.serving.cluster import cluster
     from distspec.serving.ingress import serving
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with _until_interrupted(), cluster(address), serving(settings):
         _say(_ready(settings, time.perf_counter() - began))
         threading.Event().wait()
 
 
 def _ready(config: Config, seconds: float) -> str:
+    import ray
+
     url = f"http://{config.server.host}:{config.server.port}"
     model = config.model.served_name or config.model.name
+    ray_address = ray.get_runtime_context().gcs_address
     return (
         f"\nready after {seconds:.0f} s: {url}/v1 serves {model}. Ctrl-C ends it.\n\n"
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
         f'    \'{{"stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n'
+        f"  distspec status --address {ray_address}\n"
     )
 
 

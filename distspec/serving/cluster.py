@@ -1,6 +1,6 @@
 """The Ray cluster that a command or script runs on: one that exists, or one of its own.
 
-Knows how Ray is started quietly. Does not know fleets.
+Knows how Ray is started quietly, and by which names fleets are found. Does not know what fleets do.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import ray
 
 from distspec.errors import FleetError
+from distspec.workers.names import COORDINATOR, NAMESPACE, actor_name
 
 
 @contextmanager
@@ -39,3 +40,17 @@ def cluster(address: str | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def only_fleet() -> str:
+    """The name of the fleet that runs on this cluster. Raises FleetError if there is none or several."""
+    suffix = actor_name("", COORDINATOR)
+    named = ray.util.list_named_actors(all_namespaces=True)
+    fleets: list[str] = sorted(
+        actor["name"].removesuffix(suffix)
+        for actor in named
+        if actor["namespace"] == NAMESPACE and actor["name"].endswith(suffix)
+    )
+    if len(fleets) == 1:
+        return fleets[0]
+    raise FleetError(f"name one of the fleets: {', '.join(fleets)}" if fleets else "no fleet runs on this Ray cluster")

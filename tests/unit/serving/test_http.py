@@ -264,9 +264,12 @@ async def test_a_client_that_goes_away_frees_everything(app: FastAPI, client: Ta
     assert client.open == 0
 
 
-async def test_the_first_event_is_sent_while_the_rest_is_not_there_yet(app: FastAPI, client: TableClient) -> None:
+async def test_the_first_event_is_sent_while_the_rest_is_not_there_yet(
+    app: FastAPI, client: TableClient, service: Service
+) -> None:
     client.gate = asyncio.Event()
-    connection = Connection(app, {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 150})
+    client.answers[service.text.encode("a")] = list(service.text.encode("hello " * 40))
+    connection = Connection(app, {"prompt": "a", "stream": True, "seed": 1})
     async with asyncio.timeout(10):
         while not client.open:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -275,7 +278,7 @@ async def test_the_first_event_is_sent_while_the_rest_is_not_there_yet(app: Fast
         await asyncio.sleep(0)
         client.gate.clear()
         assert (await connection.sent.get())["type"] == "http.response.start"
-        assert b'"text"' in (await connection.sent.get())["body"]
+        assert b'"text":"h' in (await connection.sent.get())["body"]
         assert not connection.task.done()
         connection.hang_up()
         await connection.task
