@@ -43,13 +43,13 @@ def model() -> Llama:
 
 def engine(model: Llama, page_size: int, positions: int = 2048, **options: object) -> Engine:
     made = config.Engine(page_size=page_size, num_pages=-(-positions // page_size), **options)  # type: ignore[arg-type]
-    return Engine(model, made, device=CPU)
+    return Engine(model, made, device=model.embedding.device)
 
 
 def assert_drawn(model: Llama, path: list[int], token: int | None, params: SamplingParams) -> None:
     """`token` is what the plain model draws after `path`: the best score, or one within MARGIN of it."""
     assert token is not None
-    scores = causal.logits(model, path)[-1:]
+    scores = causal.logits(model, path)[-1:].cpu()
     if params.temperature:
         rows = SamplingRows.of([params], [len(path)], CPU)
         noise = gumbel(rows.seed, rows.choice, rows.position, scores.shape[1])
@@ -124,7 +124,11 @@ class Text:
 def test_any_mix_of_chunks_tokens_and_trees_draws_what_plain_sequences_draw(
     model: Llama, seed: int, page_size: int, sampled: bool
 ) -> None:
-    draw = random.Random(seed)
+    mix_and_check(model, random.Random(seed), page_size, sampled)
+
+
+def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bool) -> None:
+    """Six steps of random segments over up to five slots; each outcome is held to a plain sequence."""
     target = engine(model, page_size)
     texts: list[Text] = []
     shared = [draw.randrange(97) for _ in range(70)]
