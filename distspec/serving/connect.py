@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from distspec.config import Config
+from msgspec.structs import replace
+
+from distspec.config import Config, Server
 from distspec.errors import FleetError
 from distspec.models import ModelConfig, load_tokenizer, model_folder
 from distspec.serving.prometheus import exposition
@@ -53,7 +55,7 @@ async def connection(config: Config) -> AsyncIterator[Connection]:
     async with AsyncExitStack() as stack:
         reading = asyncio.create_task(asyncio.to_thread(read_model, config))
         stack.push_async_callback(lambda: asyncio.gather(reading, return_exceptions=True))
-        handle = await asyncio.to_thread(fleet.launch, config)
+        handle = await asyncio.to_thread(launch, config)
         # Stopping the lease's keeper waits for a beat of it.
         stack.push_async_callback(asyncio.to_thread, handle.close)
         text, limits = await reading
@@ -61,6 +63,11 @@ async def connection(config: Config) -> AsyncIterator[Connection]:
         await client.start()
         stack.push_async_callback(client.close)
         yield Connection(Service(client, text, limits), handle)
+
+
+def launch(config: Config) -> FleetHandle:
+    """`workers.fleet.launch`, where servers that differ in host, port or defaults share a fleet."""
+    return fleet.launch(replace(config, server=Server()))
 
 
 def read_model(config: Config) -> tuple[Text, Limits]:

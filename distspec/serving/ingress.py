@@ -18,9 +18,8 @@ from ray.serve.schema import LoggingConfig
 
 from distspec.config import Config, load
 from distspec.errors import FleetError, InvalidValue, UnknownKey
-from distspec.serving.connect import connection
+from distspec.serving.connect import connection, launch
 from distspec.serving.http import create_app
-from distspec.workers import fleet
 
 ARGUMENTS = ("config", "overrides")
 UNBOUNDED = 1_000_000
@@ -80,7 +79,7 @@ def serving(config: Config) -> Iterator[None]:
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.server.host, port=config.server.port)
     launcher = ThreadPoolExecutor(1)
-    launching = launcher.submit(fleet.launch, config)
+    launching = launcher.submit(launch, config)
     try:
         serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=options, logging_config=quiet)
         target = serve.RunTarget(application(config), name=config.name, route_prefix="/", logging_config=quiet)

@@ -41,16 +41,20 @@ class Coordinator:
         self._started: asyncio.Task[None] | None = None
         self._endings = AsyncExitStack()
 
-    async def initialize(self, config: Config) -> None:
-        """Start the fleet, or wait until another caller has. Raises FleetError or what a worker raised."""
+    async def initialize(self, config: Config) -> bool:
+        """Start the fleet, or wait until another caller has. False: it runs with another configuration.
+
+        Raises FleetError or what a worker raised; the fleet then has not started.
+        """
         if self._config is not None and config != self._config:
-            raise FleetError(f"fleet {config.name} runs already with another configuration; give this one another name")
+            return False
         if self._started is None:
             self._config = config
             self._lease = FleetLease(config.coordinator.lease_s, what="coordinator", last=self._endings.aclose)
             self._lease.renew(config.coordinator.start_timeout_s)
             self._started = asyncio.create_task(self._try_start(config))
         await asyncio.shield(self._started)
+        return True
 
     async def renew(self) -> None:
         """The owner still wants this fleet."""

@@ -160,7 +160,7 @@ def start(config: Config) -> None:
         .remote()
     )
     try:
-        ray.get(handle.initialize.remote(config), timeout=2 * config.coordinator.start_timeout_s)
+        fits = ray.get(handle.initialize.remote(config), timeout=2 * config.coordinator.start_timeout_s)
     except RayTaskError as error:
         ray.kill(handle)
         raise _cause(error) from None
@@ -169,6 +169,8 @@ def start(config: Config) -> None:
         raise FleetError(f"fleet {config.name} did not start within {config.coordinator.start_timeout_s:g} s") from None
     except RayActorError as error:
         raise FleetError(f"the coordinator of {config.name} died: {error}") from None
+    if not fits:
+        raise FleetError(f"fleet {config.name} runs already with another configuration; give this one another name")
 
 
 def _cause(error: RayTaskError) -> DistspecError:

@@ -91,9 +91,12 @@ def test_errors_name_the_field(fleet: Fleet) -> None:
 def test_what_cannot_run_is_said_at_once(cluster: None, config: Path, fleet: Fleet) -> None:
     with pytest.raises(ConfigError, match=r"pools\.decod"):
         Fleet(config, ["pools.decod.replicas=1"])
+    term = fleet.status()["term"]
     with pytest.raises(FleetError, match="runs already with another configuration"):
         Fleet(config, ["engine.page_size=8"]).start()
-    assert fleet.generate("still here", max_tokens=2)
+    with Fleet(config, ["server.port=9", "server.default_max_tokens=3"]) as other:
+        assert len(other.generate("a", ignore_eos=True)[0].token_ids) == 3
+    assert fleet.status()["term"] == term, "whoever came or did not fit ended the fleet of the others"
 
 
 def test_policies_agree_by_the_script_that_ships(fleet: Fleet, config: Path, address: str) -> None:
