@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig, RopeScaling
-from distspec.models.product import linear
+from distspec.models.product import Matrix
 
 Parts = dict[str, tuple[int, ...]]
 """Checkpoint tensors, by name, whose rows one below the other make one parameter, with their shapes."""
@@ -26,16 +26,14 @@ Parts = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Parameters of one layer; None where the architecture has none. Matrices are [out, in]."""
+    """Parameters of one layer; None where the architecture has none."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    output: Tensor
+    qkv: Matrix
+    output: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    qkv_bias: Tensor | None = None
-    output_bias: Tensor | None = None
+    gate_up: Matrix
+    down: Matrix
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
 
@@ -89,7 +87,7 @@ class Llama:
         self.layers = [_layer(config, weights, i) for i in range(config.num_layers)]
         self.rope = rope_table(config).to(self.head.device, self.head.dtype)
         # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
-        self._head = self.head.float() if self.head.device.type == "cpu" else self.head
+        self._head = Matrix(self.head.float() if self.head.device.type == "cpu" else self.head)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""
@@ -97,9 +95,9 @@ class Llama:
         cos, sin = self.rope[:, positions].unsqueeze(2)  # [rows, 1, head_dim] each
         for i, layer in enumerate(self.layers):
             q, k, v = self._qkv(layer, self._rms(x, layer.attention_norm), cos, sin)
-            x = x + linear(attend(i, q, k, v), layer.output, layer.output_bias)
-            gate, up = linear(self._rms(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + linear(F.silu(gate) * up, layer.down)
+            x = x + layer.output(attend(i, q, k, v))
+            gate, up = layer.gate_up(self._rms(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
         return self._rms(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -108,13 +106,13 @@ class Llama:
         Rounding logits to half precision makes ties, which would decide tokens.
         """
         if hidden.is_cuda and hidden.dtype != torch.float32:
-            return torch.mm(hidden, self._head.t(), out_dtype=torch.float32)
-        return linear(hidden.float(), self._head)
+            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
+        return self._head(hidden.float())
 
     def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         heads, turned = config.num_heads, config.num_heads + config.num_kv_heads
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        qkv = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
         qk = qkv[:, :turned]
         if layer.query_norm is not None and layer.key_norm is not None:
             qk = torch.cat((self._rms(qk[:, :heads], layer.query_norm), self._rms(qk[:, heads:], layer.key_norm)), 1)
@@ -127,7 +125,17 @@ class Llama:
 
 
 def _layer(config: ModelConfig, weights: Mapping[str, Tensor], index: int) -> Layer:
-    return Layer(**{name: weights[f"layers.{index}.{name}"] for name in _layer_parts(config, "")})
+    own = {name: weights[f"layers.{index}.{name}"] for name in _layer_parts(config, "")}
+    return Layer(
+        attention_norm=own["attention_norm"],
+        qkv=Matrix(own["qkv"], own.get("qkv_bias")),
+        output=Matrix(own["output"], own.get("output_bias")),
+        mlp_norm=own["mlp_norm"],
+        gate_up=Matrix(own["gate_up"]),
+        down=Matrix(own["down"]),
+        query_norm=own.get("query_norm"),
+        key_norm=own.get("key_norm"),
+    )
 
 
 def rope_table(config: ModelConfig) -> Tensor:
