@@ -1,4 +1,4 @@
-"""Credits: what each worker has granted, what is out, and who gets the next request.
+"""What a fleet can take: the limits of a request, the credits of each worker, and who gets the next request.
 
 One credit is one request open on a worker: taken when the message that opens it is sent, returned by Freed or
 Refused. KV room is an estimate by lengths; a worker may still refuse, and the request is queued again.
@@ -9,11 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from distspec.coordinator.routing import PrefixIndex
-from distspec.protocol.messages import Hello
+from distspec.errors import IllegalTransition, InvalidField
+from distspec.protocol.messages import Hello, SamplingParams
 
 OPEN_COST = 64
 """What one more open request weighs against uncached prompt tokens when a worker is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What every request must fit in, whichever target workers it meets. longest: prompt and output, in tokens."""
+
+    vocab_size: int
+    longest: int
+
+    def fit(self, prompt: Sequence[int], params: SamplingParams) -> SamplingParams:
+        """The parameters, with max_tokens cut to what the prompt leaves. Raises InvalidField."""
+        if not all(0 <= token < self.vocab_size for token in prompt):
+            raise InvalidField("prompt", "a token id outside the vocabulary", f"ids 0 to {self.vocab_size - 1}")
+        if len(prompt) >= self.longest:
+            raise InvalidField("prompt", f"{len(prompt)} tokens", f"at most {self.longest - 1}, and one for the answer")
+        return structs.replace(params, max_tokens=min(params.max_tokens, self.longest - len(prompt)))
 
 
 @dataclass(slots=True)
@@ -54,7 +73,16 @@ class Credits:
         self.prefixes.forget(worker)
 
     def role(self, role: str) -> list[str]:
-        return [name for name, worker in self.workers.items() if worker.hello.role == role]
+        """Workers of this role that take new work."""
+        return [name for name, worker in self.workers.items() if worker.hello.role == role and not worker.draining]
+
+    def limits(self, room: int) -> Limits | None:
+        """Of the target workers that are here; None if there are none. room: scratch nodes beside a request."""
+        targets = [worker.hello for worker in self.workers.values() if worker.hello.role != "draft"]
+        if not targets:
+            return None
+        longest = min(min(hello.max_model_len, hello.capacity - 2 * hello.page_size - room) for hello in targets)
+        return Limits(min(hello.vocab_size for hello in targets), longest)
 
     def take(self, worker: str, request: int, tokens: int) -> None:
         """One credit is out. The caller has seen that there is one."""
@@ -72,7 +100,10 @@ class Credits:
             self.workers[worker].opened.pop(request, None)
 
     def give_back(self, worker: str) -> None:
+        """Raises IllegalTransition if none is out."""
         entry = self.workers[worker]
+        if not entry.out:
+            raise IllegalTransition(f"{worker} gives back a credit that nobody took")
         entry.out -= 1
 
     def choose(self, candidates: Iterable[str], tokens: Sequence[int]) -> str | None:

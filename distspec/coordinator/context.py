@@ -95,8 +95,10 @@ class Context:
         tokens = tuple(request.tokens[request.prompt_length + start :])
         if not tokens and reason is None:
             return
-        if request.tally.first_s is None and tokens:
-            request.tally.first_s = self.now
+        if tokens:
+            request.refusals = 0
+            if request.tally.first_s is None:
+                request.tally.first_s = self.now
         usage = request.usage(self.now) if reason else None
         output = Output(key=request.key, start=start, tokens=tokens, finish_reason=reason, usage=usage)
         self.out.append(events.ToClient(request.client, output))
@@ -156,6 +158,7 @@ class Context:
 
     def requeue(self, request: Request) -> None:
         """Everything computed for it is given up; its committed tokens stay. The drafter is kept."""
+        request.move(State.QUEUED)
         draft = request.drafting
         if draft is not None and draft.worker in request.holds:
             request.drafting = None
@@ -164,7 +167,6 @@ class Context:
             self.close(request, worker)
         request.home = request.prefiller = None
         request.avoid.clear()
-        request.move(State.QUEUED)
         self.enqueue(request)
         self.counters["requeued"] += 1
 

@@ -80,11 +80,17 @@ def advance(ctx: Context, request: Request) -> bool:
 
 
 def situation(ctx: Context, request: Request) -> Situation:
-    """What the policy may see. `sd` prefers a remote verifier, `dsi` home, whose KV is there first."""
+    """What the policy may see. `sd` prefers a remote verifier, `dsi` home, whose KV is there first.
+
+    The last output token is never judged, and a node above it yields one token, the root another: nothing
+    deeper could be emitted, nor does it fit max_model_len.
+    """
     busy = {task.worker for task in request.tasks.values()}
     ready = [name for name, hold in request.holds.items() if hold.ticket is None]
     ready.sort(key=lambda name: (name == request.home) == (request.policy == "sd"))
-    wide = width(ctx, request)
+    left = request.params.max_tokens - request.emitted - 1
+    wide = min(width(ctx, request), left)
+    room = min(ctx.settings.room, left)
     draft = request.drafting
     return Situation(
         tree=request.tree,
@@ -94,7 +100,7 @@ def situation(ctx: Context, request: Request) -> Situation:
         drafting=draft is not None and draft.task is not None,
         dry=draft is None or draft.dry,
         width=wide,
-        depth=min(ctx.settings.room, depth(request.policy, wide, ctx.settings.lookahead, len(ready))),
+        depth=min(room, depth(request.policy, wide, ctx.settings.lookahead, len(ready))),
         lookahead=ctx.settings.lookahead,
     )
 
@@ -126,13 +132,14 @@ def submit(ctx: Context, request: Request, wish: Submission) -> None:
     )
 
 
-def verdict(ctx: Context, request: Request, message: Verdict) -> None:
-    """Record outcomes by node id; those of nodes that are gone say nothing."""
+def verdict(request: Request, message: Verdict) -> bool:
+    """Record outcomes by node id; those of nodes that are gone say nothing. False for a future that is void."""
     task = request.tasks.pop(message.task, None)
     if task is None:
-        return
+        return False
     for node, outcome in message.outcomes:
         request.tree.judge(task.root if node == ROOT else node, outcome)
+    return True
 
 
 def draft(ctx: Context, request: Request, wish: Growth) -> None:
@@ -163,21 +170,22 @@ def draft(ctx: Context, request: Request, wish: Growth) -> None:
     )
 
 
-def drafted(ctx: Context, request: Request, message: Drafted) -> None:
-    """Hang a proposal into the tree. Nonsense is counted and taken as no proposal."""
+def drafted(ctx: Context, request: Request, message: Drafted) -> bool:
+    """Hang a proposal into the tree. Nonsense is counted and taken as no proposal. False for a void future."""
     state = request.drafting
     if state is None or state.task != message.task:
-        return
+        return False
     state.task = None
     if state.leaf not in request.tree:
-        return
+        return True
     sound = is_sound(message, state, ctx.credits.workers[state.worker].hello.vocab_size)
     if not sound:
         ctx.counters["bad_drafts"] += 1
-    if not sound or not message.tokens:
+    if sound and message.tokens:
+        request.tree.add(state.leaf, message.tokens, message.parents)
+    else:
         state.dry = True
-        return
-    request.tree.add(state.leaf, message.tokens, message.parents)
+    return True
 
 
 def is_sound(message: Drafted, asked: Drafting, vocab_size: int) -> bool:

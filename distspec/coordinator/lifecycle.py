@@ -8,11 +8,11 @@ from __future__ import annotations
 from distspec.coordinator import driving
 from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request, State
-from distspec.errors import Unavailable
+from distspec.errors import InvalidField, Unavailable
 from distspec.protocol.messages import Extend, Lease, Progress, ReceiveKV, Revoke, SendKV, finish_reason
 
 MAX_REFUSALS = 100
-"""Times a request may be given up by workers before it ends in an error instead of another try."""
+"""Times a request may be given up by workers without one new token, before it ends in an error."""
 
 
 def admit(ctx: Context) -> None:
@@ -31,6 +31,31 @@ def admit(ctx: Context) -> None:
             ctx.reserve(request, prefiller)
         request.move(State.PREFILL)
         prefill(ctx, request, prefiller)
+
+
+def fit(ctx: Context) -> None:
+    """Hold requests that came before any target worker, as after a coordinator's death, to the fleet's limits."""
+    limits = ctx.credits.limits(ctx.settings.room)
+    if limits is None:
+        return
+    for request in [ctx.requests[number] for number in ctx.queue if not ctx.requests[number].fits]:
+        try:
+            request.params = limits.fit(request.tokens[: request.prompt_length], request.params)
+        except InvalidField as error:
+            ctx.refuse(request.client, request.key, error, request.emitted)
+            ctx.forget(request)
+        else:
+            request.fits = True
+            complete(ctx, request)
+
+
+def complete(ctx: Context, request: Request) -> None:
+    """End a request that was resubmitted with all its tokens: its terminal message got lost."""
+    if request.emitted:
+        reason = finish_reason(request.params, request.emitted, request.tokens[-1])
+        if reason:
+            ctx.emit(request, request.emitted, reason)
+            ctx.forget(request)
 
 
 def prefill(ctx: Context, request: Request, worker: str) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from distspec.coordinator import driving, events, lifecycle
 from distspec.coordinator.context import Context, Settings
 from distspec.coordinator.events import Command, Event
@@ -29,7 +27,6 @@ from distspec.protocol.messages import (
     Submit,
     TransferLost,
     Verdict,
-    finish_reason,
 )
 
 
@@ -113,44 +110,26 @@ class Machine:
             raise InvalidField("speculation.num_speculative_tokens", wide, f"1 to {ctx.settings.room}")
         if (client, message.key) in ctx.keys:
             raise InvalidField("key", message.key, "a key that is not in use")
+        if not message.prompt:
+            raise InvalidField("prompt", "no tokens", "at least one token")
+        if message.params.max_tokens < 1:
+            raise InvalidField("max_tokens", message.params.max_tokens, "at least 1")
         if len(ctx.queue) >= ctx.settings.max_queued_requests and not message.emitted:
             raise Overloaded(f"{len(ctx.queue)} requests are waiting")
         if self._is_deserted():
             raise Unavailable("no decode worker is alive")
-        params = self._fit(message)
+        limits, params = ctx.credits.limits(ctx.settings.room), message.params
+        if limits is not None:
+            params = limits.fit(message.prompt, params)
         request = Request(
             ctx.number(), client, message.key, message.prompt, message.emitted, params, policy, wide, ctx.now
         )
+        request.fits = limits is not None
         ctx.counters["requests"] += 1
         ctx.requests[request.number] = request
         ctx.keys[client, message.key] = request.number
         ctx.enqueue(request)
-        if message.emitted:
-            reason = finish_reason(params, len(message.emitted), message.emitted[-1])
-            if reason:
-                ctx.emit(request, request.emitted, reason)
-                ctx.forget(request)
-
-    def _fit(self, message: Submit) -> Any:
-        """The parameters, with max_tokens cut to what the model's context leaves. Raises InvalidField."""
-        prompt, params = message.prompt, message.params
-        if not prompt:
-            raise InvalidField("prompt", "no tokens", "at least one token")
-        if params.max_tokens < 1:
-            raise InvalidField("max_tokens", params.max_tokens, "at least 1")
-        hellos = [w.hello for w in self._ctx.credits.workers.values() if w.hello.role != "draft"]
-        if not hellos:
-            return params
-        vocab, longest = min(h.vocab_size for h in hellos), min(h.max_model_len for h in hellos)
-        if not all(0 <= token < vocab for token in prompt):
-            raise InvalidField("prompt", "a token id outside the vocabulary", f"ids 0 to {vocab - 1}")
-        if len(prompt) >= longest:
-            raise InvalidField("prompt", f"{len(prompt)} tokens", f"at most {longest - 1} (max_model_len {longest})")
-        tokens = min(params.max_tokens, longest - len(prompt))
-        room = min(h.capacity - 2 * h.page_size for h in hellos) - self._ctx.settings.room
-        if len(prompt) + tokens > room:
-            raise InvalidField("max_tokens", f"{len(prompt)} prompt + {tokens}", f"at most {room} in all (KV capacity)")
-        return msgspec.structs.replace(params, max_tokens=tokens)
+        lifecycle.complete(ctx, request)
 
     def _is_deserted(self) -> bool:
         """No decode worker now, nor for some time: waiting would be a promise nobody keeps."""
@@ -183,6 +162,7 @@ class Machine:
         self._ctx.heard[hello.worker] = self._ctx.now
         for request in self._ctx.requests.values():
             request.avoid.discard(hello.worker)
+        lifecycle.fit(self._ctx)
 
     def _worker_left(self, event: events.WorkerLeft) -> None:
         known = self._ctx.credits.workers.get(event.worker)
@@ -249,30 +229,30 @@ class Machine:
             return hold.opened and epoch >= hold.epoch
         return draft is not None and draft.worker == worker and epoch >= draft.epoch
 
-    def _is_of_now(self, request: Request, message: Progress | Revoked) -> bool:
+    def _is_of_now(self, request: Request, worker: str, message: Progress | Revoked) -> bool:
         """Whether this lease is the one that stands: every lease has an epoch of its own."""
-        return message.epoch == request.epoch
+        return message.epoch == request.epoch and worker == request.home
 
     def _verdict(self, request: Request, worker: str, message: Verdict) -> None:
-        driving.verdict(self._ctx, request, message)
+        if not driving.verdict(request, message):
+            return
         if request.state is State.PREFILL:
-            request.tally.cached = max(request.tally.cached, message.cached)
-            if request.tree.nodes[request.tree.root].outcome is not None and not driving.advance(self._ctx, request):
+            request.tally.cached = max(request.tally.cached, min(message.cached, request.prompt_length))
+            if not driving.advance(self._ctx, request):
                 lifecycle.prefilled(self._ctx, request)
         elif request.state is State.DRIVEN:
             driving.drive(self._ctx, request)
 
     def _drafted(self, request: Request, worker: str, message: Drafted) -> None:
-        driving.drafted(self._ctx, request, message)
-        if request.state is State.DRIVEN:
+        if driving.drafted(self._ctx, request, message) and request.state is State.DRIVEN:
             driving.drive(self._ctx, request)
 
     def _progress(self, request: Request, worker: str, message: Progress) -> None:
-        if request.state in (State.LEASED, State.REVOKING) and self._is_of_now(request, message):
+        if request.state in (State.LEASED, State.REVOKING) and self._is_of_now(request, worker, message):
             lifecycle.progress(self._ctx, request, message)
 
     def _revoked(self, request: Request, worker: str, message: Revoked) -> None:
-        if request.state is not State.REVOKING or not self._is_of_now(request, message):
+        if request.state is not State.REVOKING or not self._is_of_now(request, worker, message):
             return
         if message.length != request.emitted:
             self._ctx.suspect(worker, f"lease ended at {message.length}, progress at {request.emitted}")

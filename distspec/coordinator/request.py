@@ -114,7 +114,10 @@ class Tally:
 
 
 class Request:
-    """One stream. tokens: prompt and output, all committed; emitted: how many of them are output."""
+    """One stream. tokens: prompt and output, all committed; emitted: how many of them are output.
+
+    fits: it was held to the limits of the fleet. refusals: times it was given up since its last token.
+    """
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class Request:
         self.prefiller: str | None = None
         self.drafting: Drafting | None = None
         self.avoid: set[str] = set()
+        self.fits = False
         self.refusals = 0
         self.depths: dict[int, int] = {}
         self.tally = Tally()

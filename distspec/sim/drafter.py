@@ -16,40 +16,58 @@ class SimDrafter:
         self.name, self.model, self.rng = name, model, rng
         self.slots, self.accept, self.nonsense = slots, accept, nonsense
         self.open: dict[int, tuple[list[int], SamplingParams]] = {}
+        self.waiting: dict[int, Draft] = {}
 
     def handle(self, message: object) -> list[FromWorker]:
+        """Take one message. A Draft waits for a step; an earlier one of its request gets no answer any more."""
         match message:
             case Draft():
-                return [self._draft(message)]
+                self._take(message)
+                return []
             case Drop():
-                if self.open.pop(message.request, None) is None:
-                    return []
-                return [Freed(request=message.request, epoch=message.epoch)]
+                return [Freed(request=message.request, epoch=message.epoch)] if self.forget(message.request) else []
         raise Violation(f"{self.name} got {type(message).__name__}")
+
+    def ready(self) -> bool:
+        return bool(self.waiting)
+
+    def step(self) -> list[FromWorker]:
+        """Answer the draft that has waited longest."""
+        message = self.waiting.pop(next(iter(self.waiting)))
+        text, params = self.open[message.request]
+        tokens = self._propose(list(text), params, message.count)
+        if self.rng.random() < self.nonsense:
+            tokens = [self.model.vocab + 7] * message.count
+        return [
+            Drafted(
+                request=message.request,
+                epoch=message.epoch,
+                task=message.task,
+                tokens=tuple(tokens),
+                parents=tuple(range(ROOT, len(tokens) - 1)),
+            )
+        ]
+
+    def forget(self, request: int) -> bool:
+        """Whether it was open."""
+        self.waiting.pop(request, None)
+        return self.open.pop(request, None) is not None
 
     def check(self) -> None:
         if len(self.open) > self.slots:
             raise Violation(f"{self.name}: {len(self.open)} requests, {self.slots} credits granted")
 
-    def _draft(self, message: Draft) -> Drafted:
+    def _take(self, message: Draft) -> None:
         if message.request not in self.open:
             if message.keep or message.params is None:
                 raise Violation(f"{self.name}: draft {message.request} keeps {message.keep} of nothing")
             self.open[message.request] = [], message.params
-        text, params = self.open[message.request]
+        text, _ = self.open[message.request]
         if message.keep > len(text):
             raise Violation(f"{self.name}: keep {message.keep} of {len(text)}")
         text[message.keep :] = message.tokens
-        tokens = self._propose(list(text), params, message.count)
-        if self.rng.random() < self.nonsense:
-            tokens = [self.model.vocab + 7] * message.count
-        return Drafted(
-            request=message.request,
-            epoch=message.epoch,
-            task=message.task,
-            tokens=tuple(tokens),
-            parents=tuple(range(ROOT, len(tokens) - 1)),
-        )
+        self.waiting.pop(message.request, None)
+        self.waiting[message.request] = message
 
     def _propose(self, text: list[int], params: SamplingParams, count: int) -> list[int]:
         out: list[int] = []

@@ -15,7 +15,8 @@ import pytest
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.journal import Journal
 from distspec.coordinator.replay import replay
-from distspec.sim.world import World, random_plan
+from distspec.sim.plan import random_plan
+from distspec.sim.world import World
 
 SCHEDULES = 4000
 CHUNK = 500
