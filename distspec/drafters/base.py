@@ -58,6 +58,10 @@ class Drafter(Protocol):
         """Free what is held of a request; one that is not known is fine."""
         ...
 
+    def check(self) -> None:
+        """Prove that every page has exactly its holders, where there are pages. Raises AssertionError."""
+        ...
+
 
 def check_row(row: DraftRow, length: int) -> None:
     """Raise IllegalTransition unless a sequence of `length` tokens can be cut as the row says."""

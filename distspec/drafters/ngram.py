@@ -31,6 +31,9 @@ class NgramDrafter:
     def forget(self, request: int) -> None:
         self._texts.pop(request, None)
 
+    def check(self) -> None:
+        """There are no pages."""
+
     def _propose(self, row: DraftRow) -> Proposal:
         text = self._texts.get(row.request)
         if text is None:

@@ -370,6 +370,8 @@ class Desk:
     def check(self) -> None:
         """Prove that every page has exactly its holders. Raises AssertionError."""
         self._engine.check()
+        if self._drafter is not None:
+            self._drafter.check()
 
 
 def _lost(message: ReceiveKV, reason: str, freed: bool = False) -> TransferLost:

@@ -118,6 +118,10 @@ class DraftDesk:
         for request in list(self._texts):
             self.forget(request)
 
+    def check(self) -> None:
+        """Prove the books of a drafter that keeps any. Raises AssertionError."""
+        self._drafter.check()
+
     def _row(self, message: Draft) -> DraftRow:
         text = self._texts[message.request]
         keep, text.told = text.told, len(text.tokens)
