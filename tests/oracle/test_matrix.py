@@ -1,0 +1,309 @@
+"""One request, one answer: whatever policy, drafter, page size, placement and number of verifiers serve it.
+
+Every cell of the matrix is a whole fleet (see tests/fleet.py) over a tiny random model, and answers the same
+requests at once. Greedy answers are those of transformers on the same weights, sampled ones those of the plain
+target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM
+
+from distspec import config
+from distspec.coordinator.context import Settings
+from distspec.drafters import Drafter, NgramDrafter, StandaloneDrafter
+from distspec.engine import Engine
+from distspec.models import ModelConfig, prefix_layers, random_model, save_pretrained
+from distspec.models.llama import Llama
+from distspec.protocol.messages import Hello, SamplingParams
+from distspec.rounds import Desk
+from distspec.workers.compute import Later, Work
+from distspec.workers.draft import DraftWork
+from distspec.workers.target import TargetWork
+from tests.desks import Ticks
+from tests.fleet import Fleet
+from tests.teacher import excused, plain
+from tests.wire import Port
+
+CPU = torch.device("cpu")
+SHAPE = ModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    vocab_size=96,
+    max_position=160,
+)
+BUDGET = 16
+"""Rows of a step: prompts longer than this come in chunks."""
+SLOTS = 4
+"""Fewer than the requests, so that some wait."""
+LONG = tuple(7 * i * i % 96 for i in range(41))
+REPEATED = (5, 9, 2, 11, 3) * 5
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+SEEDED = SamplingParams(max_tokens=24, seed=2**63 + 11)
+CUT = SamplingParams(max_tokens=24, seed=77, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02)
+
+REQUESTS: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
+    "greedy, one token": ((17,), GREEDY),
+    "greedy, long": (LONG, GREEDY),
+    "greedy, repeated": (REPEATED, GREEDY),
+    "seeded, a shared prefix": ((*LONG[:33], 1, 2), SEEDED),
+    "seeded, repeated": (REPEATED[:-2], SEEDED),
+    "truncated, a shared prefix": (LONG[:37], CUT),
+    "stopped": ((*REPEATED, 8), SamplingParams(max_tokens=24, seed=2**63 + 11, stop_token_ids=(49,))),
+}
+POLICIES = ("ar", "sd", "dsi")
+DRAFTERS = ("ngram", "random model", "first layer")
+PAGES = (1, 16, 64)
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return random_model(SHAPE, seed=3, dtype=torch.float32, device=CPU)
+
+
+@dataclass
+class Answers:
+    """The right outputs, and how many tokens of others were excused."""
+
+    target: Llama
+    right: dict[str, tuple[list[int], str]]
+    tokens: int = 0
+    excused: int = 0
+
+    def judge(self, fleet: Fleet) -> None:
+        for key, (prompt, params) in REQUESTS.items():
+            got, (tokens, reason) = fleet.streams[key], self.right[key]
+            if got.finished == "abort":
+                tokens, reason = tokens[: len(got.tokens)], "abort"
+            self.tokens += len(tokens)
+            if (got.tokens, got.finished) != (tokens, reason):
+                excused(self.target, prompt, tokens, params)
+                self.excused += max(1, excused(self.target, prompt, got.tokens, params))
+
+
+@pytest.fixture(scope="module")
+def answers(target: Llama, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+    folder = tmp_path_factory.mktemp("target")
+    save_pretrained(target, folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    right = {}
+    for key, (prompt, params) in REQUESTS.items():
+        right[key] = plain(target, prompt, params)
+        if params.temperature == 0:
+            ids = torch.tensor([prompt])
+            out = theirs.generate(ids, max_new_tokens=params.max_tokens, do_sample=False, eos_token_id=None)
+            assert out[0, len(prompt) :].tolist() == right[key][0]
+    answers = Answers(target, right)
+    yield answers
+    print(f"\n{answers.excused} of {answers.tokens} tokens excused by a margin")
+    assert answers.excused <= answers.tokens // 1000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fleet. num_pages None: as many as all slots can use."""
+
+    policy: str
+    verifiers: int
+    drafter: str
+    page_size: int
+    colocated: bool
+    num_pages: int | None = None
+
+    @property
+    def roles(self) -> list[str]:
+        others = [] if self.colocated else ["prefill", "draft"]
+        return ["decode", *["verify"] * self.verifiers, *others]
+
+    def fleet(self, target: Llama, *, seed: int, loss: float = 0.0, width: int | None = 3) -> Fleet:
+        settings = Settings(policy=self.policy, local_drafts=self.colocated, width=width, lookahead=2, room=16)
+        return Fleet(self.roles, settings, partial(self._build, target), seed=seed, loss=loss)
+
+    def _build(self, target: Llama, role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
+        if role == "draft":
+            return DraftWork(self._drafter(target), Ticks()), self._hello(slots=SLOTS, capacity=10**6, drafts=True)
+        engine = self._engine(target)
+        drafter = self._drafter(target) if self.colocated and role == "decode" else None
+        desk = Desk(engine, drafter, max_num_batched_tokens=BUDGET, clock=Ticks())
+        hello = self._hello(slots=engine.slots, capacity=engine.capacity, drafts=drafter is not None)
+        return TargetWork(engine, desk, port, later), hello
+
+    def _engine(self, model: Llama) -> Engine:
+        pages = self.num_pages or SLOTS * (-(-SHAPE.max_position // self.page_size) + 1)
+        return Engine(model, config.Engine(page_size=self.page_size, num_pages=pages, max_num_seqs=SLOTS), device=CPU)
+
+    def _drafter(self, target: Llama) -> Drafter:
+        if self.drafter == "ngram":
+            return NgramDrafter(config.Ngram(), max_model_len=SHAPE.max_position)
+        other = random_model(SHAPE, seed=4, dtype=torch.float32, device=CPU)
+        model = prefix_layers(target, 1) if self.drafter == "first layer" else other
+        return StandaloneDrafter(self._engine(model), max_num_batched_tokens=BUDGET, max_model_len=SHAPE.max_position)
+
+    def _hello(self, *, slots: int, capacity: int, drafts: bool) -> Hello:
+        return Hello(
+            worker="",
+            role="",
+            incarnation=0,
+            fingerprint={},
+            slots=slots,
+            capacity=capacity,
+            page_size=self.page_size,
+            max_model_len=SHAPE.max_position,
+            vocab_size=SHAPE.vocab_size,
+            drafts=drafts,
+        )
+
+
+def serve(fleet: Fleet) -> Fleet:
+    submit(fleet)
+    fleet.run()
+    return fleet
+
+
+def submit(fleet: Fleet) -> None:
+    for key, (prompt, params) in REQUESTS.items():
+        fleet.submit(key, prompt, params)
+
+
+CELLS = [Cell(*cell) for cell in product(POLICIES, (0, 1, 2), DRAFTERS, PAGES, (True, False))]
+
+
+def name(cell: Cell) -> str:
+    placement = "colocated" if cell.colocated else "disaggregated"
+    return f"{cell.policy}-{cell.verifiers} verify-{cell.drafter}-pages of {cell.page_size}-{placement}"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=name)
+def test_the_answers_are_the_plain_targets(cell: Cell, target: Llama, answers: Answers) -> None:
+    fleet = serve(cell.fleet(target, seed=CELLS.index(cell)))
+    answers.judge(fleet)
+    check_that_all_took_part(cell, fleet)
+
+
+def check_that_all_took_part(cell: Cell, fleet: Fleet) -> None:
+    """Answers prove nothing about workers that had no part in them."""
+    seen, accepted = fleet.seen, sum(s.usage.accepted for s in fleet.streams.values() if s.usage)
+    driven = cell.policy == "dsi" or (cell.policy == "sd" and not cell.colocated)
+    assert (seen["prefill", "Verdict"] > 0) == (not cell.colocated)
+    assert (seen["decode", "Received"] > 0) == (not cell.colocated)
+    assert (seen["decode", "Progress"] > 0) == (not driven)
+    assert (seen["decode", "Drafted"] > 0) == (driven and cell.colocated)
+    assert (seen["draft", "Drafted"] > 0) == (driven and not cell.colocated)
+    assert (seen["verify", "Verdict"] > 0) == (driven and cell.verifiers > 0)
+    assert (accepted > 0) == (cell.policy != "ar")
+    assert any(s.usage.cached_tokens for s in fleet.streams.values() if s.usage)
+
+
+# -- trouble -----------------------------------------------------------------------------------------
+
+
+def emitted(fleet: Fleet) -> int:
+    return sum(len(stream.tokens) for stream in fleet.streams.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("role", ["prefill", "decode", "verify", "draft"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_dies_changes_no_token(
+    role: str, policy: str, seed: int, target: Llama, answers: Answers
+) -> None:
+    cell = Cell(policy, 2, DRAFTERS[seed], PAGES[seed], colocated=False)
+    fleet = cell.fleet(target, seed=seed)
+    submit(fleet)
+    for tokens in (2, 30, 60, 90):
+        fleet.run(until=lambda tokens=tokens: emitted(fleet) >= tokens)  # type: ignore[misc]
+        victim = next(name for name, site in fleet.sites.items() if site.role == role)
+        fleet.kill(victim)
+        pause = fleet.turns + fleet.random.randint(1, 60)
+        fleet.run(until=lambda pause=pause: fleet.turns >= pause)  # type: ignore[misc]
+        fleet.start(victim, role)
+    fleet.run()
+    answers.judge(fleet)
+    assert fleet.machine.snapshot()["counters"]["workers_lost"] == 4
+
+
+@pytest.mark.parametrize("colocated", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_coordinator_that_dies_repeats_and_loses_no_token(
+    seed: int, colocated: bool, target: Llama, answers: Answers
+) -> None:
+    cell = Cell(POLICIES[seed % 3], 1, DRAFTERS[seed % 3], 16, colocated)
+    fleet = cell.fleet(target, seed=seed)
+    submit(fleet)
+    for tokens in (1, 40, 80):
+        fleet.run(until=lambda tokens=tokens: emitted(fleet) >= tokens)  # type: ignore[misc]
+        fleet.restart_coordinator()
+    fleet.run()
+    answers.judge(fleet)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("colocated", [True, False])
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 100), (4, 26)])
+def test_requests_that_pages_run_out_for_are_computed_again(
+    policy: str, colocated: bool, page_size: int, num_pages: int, target: Llama, answers: Answers
+) -> None:
+    cell = Cell(policy, 1, "ngram", page_size, colocated, num_pages)
+    fleet = serve(cell.fleet(target, seed=page_size))
+    answers.judge(fleet)
+    assert any(kind == "Refused" for _, kind in fleet.seen)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kv_links_that_break_change_no_token(seed: int, target: Llama, answers: Answers) -> None:
+    cell = Cell(POLICIES[seed % 3], 2, "first layer", 16, colocated=False)
+    fleet = serve(cell.fleet(target, seed=seed, loss=0.15))
+    answers.judge(fleet)
+    assert fleet.machine.snapshot()["counters"]["transfers_lost"] > 0
+
+
+@pytest.mark.parametrize("colocated", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_clients_that_go_away_disturb_nobody(seed: int, colocated: bool, target: Llama, answers: Answers) -> None:
+    fleet = Cell(POLICIES[seed % 3], 1, DRAFTERS[seed % 3], 16, colocated).fleet(target, seed=seed)
+    submit(fleet)
+    for tokens, key in zip((1, 20, 50), list(REQUESTS)[1::2], strict=True):
+        fleet.run(until=lambda tokens=tokens: emitted(fleet) >= tokens)  # type: ignore[misc]
+        fleet.cancel(key)
+    fleet.run()
+    answers.judge(fleet)
+    assert any(stream.finished == "abort" for stream in fleet.streams.values())
+
+
+# -- choices -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colocated", [True, False])
+def test_each_request_may_choose_its_policy(colocated: bool, target: Llama, answers: Answers) -> None:
+    """Also its number of drafts is its own here: it follows acceptance and cost."""
+    fleet = Cell("sd", 1, "first layer", 16, colocated).fleet(target, seed=1, width=None)
+    for i, (key, (prompt, params)) in enumerate(REQUESTS.items()):
+        fleet.submit(key, prompt, params, policy=POLICIES[i % 3])
+    fleet.run()
+    answers.judge(fleet)
+    assert {stream.usage.policy for stream in fleet.streams.values() if stream.usage} == set(POLICIES)
+
+
+def test_choices_of_one_request_differ_and_can_be_had_again(target: Llama) -> None:
+    """n=3 is one seed and three choices."""
+    wanted = {choice: replace(SEEDED, choice=choice) for choice in range(3)}
+    right = {choice: plain(target, LONG, params)[0] for choice, params in wanted.items()}
+    assert len({tuple(tokens) for tokens in right.values()}) == 3
+    for seed, policy in enumerate(POLICIES):
+        fleet = Cell(policy, 1, "first layer", 16, colocated=False).fleet(target, seed=seed)
+        for choice, params in wanted.items():
+            fleet.submit(str(choice), LONG, params)
+        fleet.run()
+        assert {choice: fleet.streams[str(choice)].tokens for choice in wanted} == right
