@@ -1,4 +1,4 @@
-"""A product is what its definition says, and on a CPU the same to the bit in any company."""
+"""A product is what its definition says, and where it is packed the same to the bit in any company."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_a_product_is_the_one_by_definition(packs: bool, rows: int, shape: tuple
     x, weight, add = _operands(rows, shape, bias)
     with pytest.MonkeyPatch.context() as patch:
         if not packs:
-            patch.setattr(product, "_can_pack", lambda: False)
+            patch.setattr(product, "_packs", lambda: False)
         found = Matrix(weight, add)(x)
     want = x.double() @ weight.double().t() + (0 if add is None else add.double())
     torch.testing.assert_close(found, want.float(), atol=1e-3, rtol=1e-4)
     assert found.is_contiguous()
 
 
-@pytest.mark.skipif(not product._can_pack(), reason="needs oneDNN on x86")
+@pytest.mark.skipif(not product._packs(), reason="matrices are packed on AMD processors only")
 @given(st.data())
 def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
     x, weight, bias = _operands(40, data.draw(st.sampled_from(SHAPES)), bias=True)
