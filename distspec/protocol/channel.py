@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import zmq
-from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
+from zmq.utils.z85 import encode as z85encode
 
 from distspec.errors import BadMessage, LinkLost
 from distspec.protocol.codec import decode_head, decode_messages, encode
@@ -103,7 +103,11 @@ class _Pump:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_frame(parts)
+            try:
+                self._on_frame(parts)
+            except BaseException:
+                self._schedule()  # a handler that breaks must not leave the frames behind it unread
+                raise
         self._schedule()
 
 
@@ -159,9 +163,9 @@ class Hub:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._auth = AsyncioAuthenticator(zmq.asyncio.Context(shadow=self._context))
-        self._auth.start()
-        self._auth.configure_curve_callback(_DOMAIN, _OnlyKey(self._keys.client_public))
+        guard = self._context.socket(zmq.REP)
+        guard.bind("inproc://zeromq.zap.01")  # the name that libzmq asks for every connection (RFC 27, ZAP)
+        self._guard = _Pump(guard, self._admit)
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -184,7 +188,7 @@ class Hub:
         self._pulse.stop()
         self._monitor.close()
         self._pump.close(linger_ms=100)
-        self._auth.stop()
+        self._guard.close()
         self._context.term()
 
     def peers(self) -> list[Peer]:
@@ -206,6 +210,12 @@ class Hub:
         session = self._sessions.get(name)
         if session is not None:
             self._loop.call_soon(self._lose, session, reason)
+
+    def _admit(self, request: list[bytes]) -> None:
+        """Answer libzmq's question whether a connection with this key may be."""
+        version, number, _, _, _, mechanism, key = [*request, *[b""] * 7][:7]
+        good = mechanism == b"CURVE" and z85encode(key) == self._keys.client_public.encode()
+        self._guard.send([version, number, *((b"200", b"OK") if good else (b"400", b"unknown key")), b"", b""])
 
     def _flush(self) -> None:
         self._flushing = False
@@ -456,16 +466,6 @@ class Link:
             self._loop.call_soon(self._lose, LinkLost("connection closed"))
         else:
             self._lose(LinkLost("the keys of this link are not the fleet's", refused=True))
-
-
-class _OnlyKey:
-    """The one client key that may connect."""
-
-    def __init__(self, public: str) -> None:
-        self._public = public
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key.decode() == self._public
 
 
 def _limit(socket: zmq.Socket[bytes]) -> None:
