@@ -35,7 +35,8 @@ def cluster(address: str | None = None) -> Iterator[None]:
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise FleetError(f"Ray at {address or 'this machine'}: {error}") from None
+        hint = "" if "RAY_AUTH_MODE" in os.environ else " (if it wants a token: RAY_AUTH_MODE=token, see Ray's docs)"
+        raise FleetError(f"Ray at {address or 'this machine'}: {error}{hint}") from None
     try:
         yield
     finally:
