@@ -1,0 +1,91 @@
+"""A ZeroMQ socket and a heartbeat on an asyncio event loop. Knows no peers and no messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_QUEUED_FRAMES = 10_000
+_FRAMES_PER_TURN = 64
+
+
+class Pump:
+    """A ZeroMQ socket on the running event loop, without a task or future per message.
+
+    Its descriptor signals edges, and any call on the socket may swallow one: so receiving goes on until
+    nothing is there, and sending looks afterwards whether something has come in meanwhile.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_frame: Callable[[list[bytes]], None]) -> None:
+        self._socket = socket
+        self._on_frame = on_frame
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._scheduled = False
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._schedule()
+
+    def send(self, parts: list[bytes]) -> None:
+        """Never waits. Raises zmq.Again for a full queue, zmq.ZMQError for a peer that is not there."""
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        finally:
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._schedule()
+
+    def close(self, linger_ms: int = 0) -> None:
+        if not self._socket.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close(linger_ms)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        for _ in range(_FRAMES_PER_TURN):
+            if self._socket.closed:
+                return
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._on_frame(parts)
+            except BaseException:
+                self._schedule()  # a handler that breaks must not leave the frames behind it unread
+                raise
+        self._schedule()
+
+
+class Pulse:
+    """Calls beat(now, late_s) every period_s. late_s: how long this process itself was held up."""
+
+    def __init__(self, period_s: float, beat: Callable[[float, float], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._period_s = period_s
+        self._beat = beat
+        self._due = self._loop.time() + period_s
+        self._timer = self._loop.call_at(self._due, self._fire)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        now = self._loop.time()
+        late_s = now - self._due
+        self._due = now + self._period_s
+        self._timer = self._loop.call_at(self._due, self._fire)
+        self._beat(now, late_s if late_s > self._period_s else 0.0)
+
+
+def limit(socket: zmq.Socket[bytes]) -> None:
+    """Bounds on what a socket takes in and holds back."""
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
+    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
