@@ -1,0 +1,142 @@
+"""The compute thread: in order, idle without steps, and a work that broke says nothing until its next life."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from distspec.protocol.channel import Link
+from distspec.protocol.messages import Cancel, Fault, Message
+from distspec.workers.compute import Compute
+
+
+class Life:
+    """Stands for a link where only its incarnation matters."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+
+
+class Echo:
+    """Answers at once what is even, after a step what is odd, and breaks at `boom`."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.threads: set[int] = set()
+        self.lives: list[int] = []
+        self.steps = 0
+        self.leaks = False
+
+    def receive(self, message: Message) -> Sequence[Message]:
+        self.threads.add(threading.get_ident())
+        assert isinstance(message, Cancel)
+        if message.key == "boom":
+            raise ZeroDivisionError
+        if int(message.key) % 2 == 0:
+            return [Fault(reason=message.key)]
+        self.waiting.append(message.key)
+        return []
+
+    def ready(self) -> bool:
+        return bool(self.waiting)
+
+    def step(self) -> Sequence[Message]:
+        self.threads.add(threading.get_ident())
+        self.steps += 1
+        said, self.waiting = self.waiting, []
+        return [Fault(reason=key) for key in said]
+
+    def reset(self, incarnation: int) -> None:
+        self.lives.append(incarnation)
+        self.waiting.clear()
+
+    def check(self) -> None:
+        assert not self.leaks
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.work = Echo()
+        self.said: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self.broken: queue.SimpleQueue[tuple[int, Exception]] = queue.SimpleQueue()
+        self.compute = Compute(self.work, self._reply, lambda link, error: self.broken.put((link.incarnation, error)))
+        self.compute.start()
+
+    def _reply(self, link: Link, messages: Sequence[Message]) -> None:
+        for message in messages:
+            assert isinstance(message, Fault)
+            self.said.put((link.incarnation, message.reason))
+
+    def join(self, incarnation: int) -> None:
+        self.compute.join_as(cast(Any, Life(incarnation)))
+
+    def take(self, *keys: object) -> None:
+        self.compute.take([Cancel(key=str(key)) for key in keys])
+
+    def hear(self, count: int) -> list[tuple[int, str]]:
+        return [self.said.get(timeout=30) for _ in range(count)]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.compute.stop()
+    made.compute.join(30)
+    assert not made.compute.is_alive()
+
+
+def test_everything_is_answered_on_one_thread(desk: Desk) -> None:
+    desk.join(1)
+    desk.take(*range(100))
+    assert sorted(int(said) for _, said in desk.hear(100)) == list(range(100))
+    assert len(desk.work.threads) == 1
+
+
+def test_nothing_is_stepped_while_nothing_is_ready(desk: Desk) -> None:
+    desk.join(1)
+    desk.take(0, 2, 4)
+    desk.hear(3)
+    desk.compute.check().result(30)
+    assert desk.work.steps == 0
+
+
+def test_replies_belong_to_the_life_that_asked(desk: Desk) -> None:
+    desk.join(1)
+    desk.take(2)
+    desk.join(2)
+    desk.take(4)
+    assert desk.hear(2) == [(1, "2"), (2, "4")]
+    assert desk.work.lives == [1, 2]
+
+
+def test_before_a_life_messages_go_nowhere(desk: Desk) -> None:
+    desk.take(2)
+    desk.join(1)
+    desk.take(4)
+    assert desk.hear(1) == [(1, "4")]
+
+
+def test_a_work_that_broke_is_silent_until_its_next_life(desk: Desk) -> None:
+    desk.join(1)
+    desk.take("boom", 2, 3)
+    incarnation, error = desk.broken.get(timeout=30)
+    assert (incarnation, type(error)) == (1, ZeroDivisionError)
+    desk.join(2)
+    desk.take(6)
+    assert desk.hear(1) == [(2, "6")]
+    assert desk.broken.empty()
+
+
+def test_a_proof_reports_what_it_found_and_breaks_nothing(desk: Desk) -> None:
+    desk.join(1)
+    assert desk.compute.check().result(30) is None
+    desk.work.leaks = True
+    with pytest.raises(AssertionError):
+        desk.compute.check().result(30)
+    desk.take(2)
+    assert desk.hear(1) == [(1, "2")]
