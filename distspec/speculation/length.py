@@ -10,14 +10,18 @@ from collections.abc import Sequence
 
 
 def step_cost(curve: Sequence[float], rows: int) -> float:
-    """Cost of a step of `rows`, in units of one row. curve[i]: the cost of 2**i rows; linear in between
-    and beyond; without a curve every step costs the same."""
+    """Cost of a step of `rows`, in units of one row. curve[i] > 0: the measured cost of 2**i rows.
+
+    Linear in between and beyond, but never cheaper than the widest step measured, whatever noise says; without
+    a curve every step costs the same.
+    """
     if len(curve) < 2:
         return 1.0
     last = len(curve) - 1
     i = min(max(rows.bit_length() - 1, 0), last - 1)
     low, high = 1 << i, 1 << (i + 1)
-    return curve[i] + (curve[i + 1] - curve[i]) * (rows - low) / (high - low)
+    cost = curve[i] + (curve[i + 1] - curve[i]) * (rows - low) / (high - low)
+    return max(cost, curve[last]) if rows > high else cost
 
 
 def expected_tokens(acceptance: float, drafts: int) -> float:

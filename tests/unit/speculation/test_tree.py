@@ -1,0 +1,161 @@
+"""The tree against a naive model of it: a set of token paths below the committed text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distspec.speculation.tree import Tree
+
+Path = tuple[int, ...]
+
+
+class Naive:
+    """Paths of live nodes below the root, and the outcomes known after them. The text is what was committed."""
+
+    def __init__(self) -> None:
+        self.paths: set[Path] = {()}
+        self.outcomes: dict[Path, int] = {}
+        self.text: list[int] = []
+
+    def add(self, at: Path, proposal: list[Path]) -> None:
+        self.paths |= {at + path for path in proposal}
+
+    def judge(self, at: Path, token: int) -> None:
+        if at in self.paths:
+            self.outcomes.setdefault(at, token)
+
+    def walk(self) -> None:
+        while () in self.outcomes:
+            token = self.outcomes[()]
+            self.text.append(token)
+            self.paths = {path[1:] for path in self.paths if path[:1] == (token,)} | {()}
+            self.outcomes = {path[1:]: y for path, y in self.outcomes.items() if path[:1] == (token,)}
+
+
+def path(tree: Tree, node: int) -> Path:
+    return tuple(tree.token(n) for n in tree.path(node))
+
+
+def walk(tree: Tree) -> list[int]:
+    out = []
+    while (step := tree.step()) is not None:
+        out.append(step.token)
+    return out
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    tokens = draw(st.lists(st.integers(0, 2), max_size=6))
+    return tokens, [draw(st.integers(-1, i - 1)) for i in range(len(tokens))]
+
+
+@given(st.data())
+def test_it_is_a_set_of_paths(data: st.DataObject) -> None:
+    """Whatever is hung, judged and walked in whatever order, the tree holds what a set of paths holds."""
+    tree, naive, text = Tree(), Naive(), []
+    ever = {tree.root}
+    for _ in range(data.draw(st.integers(1, 12))):
+        known = data.draw(st.sampled_from(sorted(ever)))
+        if data.draw(st.booleans()) and known in tree:
+            tokens, parents = data.draw(proposals())
+            at = path(tree, known)
+            ids = tree.add(known, tokens, parents)
+            below: list[Path] = []
+            for token, parent in zip(tokens, parents, strict=True):
+                below.append((below[parent] if parent >= 0 else ()) + (token,))
+            naive.add(at, below)
+            assert [path(tree, i) for i in ids] == [at + p for p in below]
+        else:
+            outcome = data.draw(st.integers(0, 2))
+            if known in tree:
+                naive.judge(path(tree, known), outcome)
+            tree.judge(known, outcome)
+        text += walk(tree)
+        naive.walk()
+        ever |= set(tree.nodes)
+        assert text == naive.text
+        found = {path(tree, n): tree.nodes[n].outcome for n in tree.nodes}
+        assert len(found) == len(tree.nodes), "two nodes of one path"
+        assert found == {p: naive.outcomes.get(p) for p in naive.paths}
+        assert len(tree) == len(naive.paths) - 1
+
+
+@given(st.data())
+def test_the_text_does_not_depend_on_the_order_of_verdicts(data: st.DataObject) -> None:
+    tokens, parents = data.draw(proposals())
+    outcomes = data.draw(st.lists(st.integers(0, 2), min_size=len(tokens) + 1, max_size=len(tokens) + 1))
+    texts = []
+    for order in (list(range(len(outcomes))), data.draw(st.permutations(range(len(outcomes))))):
+        tree = Tree()
+        ids = [tree.root, *tree.add(tree.root, tokens, parents)]
+        verdict = dict(zip(ids, outcomes, strict=True))  # of doubled nodes, the last: one law for one path
+        text = []
+        for i in order:
+            tree.judge(ids[i], verdict[ids[i]])
+            text += walk(tree)
+        texts.append(text)
+    assert texts[0] == texts[1]
+
+
+@given(st.lists(proposals(), max_size=8), st.lists(st.integers(0, 2), max_size=8))
+def test_ids_are_never_used_again(hung: list[tuple[list[int], list[int]]], outcomes: list[int]) -> None:
+    tree = Tree()
+    seen: dict[int, int] = {tree.root: id(tree.nodes[tree.root])}
+    keep = [tree.nodes[tree.root]]  # or Python may use an address again
+    for (tokens, parents), outcome in zip(hung, outcomes, strict=False):
+        tree.add(tree.root, tokens, parents)
+        tree.judge(tree.root, outcome)
+        tree.step()
+        for node, entry in tree.nodes.items():
+            keep.append(entry)
+            assert seen.setdefault(node, id(entry)) == id(entry)
+    old = set(seen)
+    tree.reset()
+    assert tree.root not in old
+
+
+def test_a_step_says_who_became_the_root_and_who_died() -> None:
+    tree = Tree()
+    a, b, c, d = tree.add(tree.root, [1, 2, 3, 4], [-1, -1, 0, 1])
+    assert tree.step() is None
+    tree.judge(tree.root, 1)
+    step = tree.step()
+    assert step is not None
+    assert (step.token, step.node, step.died) == (1, a, (b, d))
+    assert (tree.root, tree.path(c)) == (a, [c])
+    tree.judge(a, 9)
+    step = tree.step()
+    assert step is not None
+    assert (step.token, step.node, step.died) == (9, None, (c,))
+    assert len(tree) == 0
+    assert tree.root not in (a, b, c, d)
+
+
+def test_the_first_verdict_is_law() -> None:
+    tree = Tree()
+    assert tree.judge(tree.root, 4)
+    assert not tree.judge(tree.root, 5)
+    assert walk(tree) == [4]
+
+
+def test_a_verdict_of_a_node_that_is_gone_says_nothing() -> None:
+    tree = Tree()
+    (node,) = tree.add(tree.root, [1], [-1])
+    tree.judge(tree.root, 2)
+    walk(tree)
+    assert not tree.judge(node, 3)
+    assert walk(tree) == []
+
+
+def test_the_chain_goes_on_along_first_children() -> None:
+    tree = Tree()
+    a, _, c = tree.add(tree.root, [1, 2, 3], [-1, -1, 0])
+    assert tree.tip() == c
+    assert tree.chain() == [a, c]
+
+
+def test_a_proposal_must_pair_tokens_and_parents() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Tree().add(0, [1, 2], [-1])
