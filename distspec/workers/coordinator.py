@@ -28,9 +28,11 @@ from distspec.trace import Span, Trace
 from distspec.workers.crew import Crew
 from distspec.workers.fingerprint import package
 from distspec.workers.lease import FleetLease
+from distspec.workers.mirror import Mirror
 from distspec.workers.names import node_address
 
 log = logging.getLogger(__name__)
+_MIRROR_S = 5.0
 
 
 class Coordinator:
@@ -51,7 +53,8 @@ class Coordinator:
         if self._started is None:
             self._config = config
             self._lease = FleetLease(config.coordinator.lease_s, what="coordinator", last=self._endings.aclose)
-            self._lease.renew(config.coordinator.start_timeout_s)
+            # Longer than an owner waits for the start, so that it hears why one failed.
+            self._lease.renew(2 * config.coordinator.start_timeout_s + config.coordinator.lease_s)
             self._started = asyncio.create_task(self._try_start(config))
         await asyncio.shield(self._started)
         return True
@@ -135,7 +138,14 @@ class Coordinator:
         self._endings.callback(self._loop.close)
         await self._crew.supervise(self._endpoint, self._loop.expect)
         self._lease.renew()
+        mirroring = asyncio.create_task(self._mirror(Mirror(config.name)))
+        self._endings.callback(mirroring.cancel)
         log.info("fleet %s runs, term %d", config.name, term)
+
+    async def _mirror(self, mirror: Mirror) -> None:
+        while True:
+            await asyncio.sleep(_MIRROR_S)
+            mirror.publish(self._observer.metrics(self._machine.snapshot()))
 
 
 def _settings(config: Config) -> Settings:
