@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,26 +172,32 @@ async def test_a_worker_that_dies_costs_no_request(handle: FleetHandle, worker: 
     await idle(handle)
 
 
-async def test_a_coordinator_that_dies_costs_no_request(handle: FleetHandle) -> None:
+def pid_of(name: str) -> int:
+    return int(ray.get(actor(name).__ray_call__.remote(lambda worker: os.getpid()), timeout=30))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_coordinator_that_dies_or_freezes_costs_no_request(handle: FleetHandle, stop: signal.Signals) -> None:
     async with client_of(handle) as client:
         expected = await all_tokens(client, max_tokens=150, policy="ar")
         term = (await handle.status())["term"]
-        killed = False
+        pid = await asyncio.to_thread(pid_of, actor_name(handle.name, "coordinator"))
+        stopped = False
 
         def once(count: int) -> None:
-            nonlocal killed
-            if not killed and count > 10:
-                killed = True
-                kill(handle, "coordinator")
+            nonlocal stopped
+            if not stopped and count > 10:
+                stopped = True
+                os.kill(pid, stop)
 
-        assert await all_tokens(client, max_tokens=150, policy="sd", on_token=once) == expected
-        assert killed
+        try:
+            assert await all_tokens(client, max_tokens=150, policy="sd", on_token=once) == expected
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        assert stopped
     assert (await handle.status())["term"] == term + 1
     await idle(handle)
-
-
-def pid_of(name: str) -> int:
-    return int(ray.get(actor(name).__ray_call__.remote(lambda worker: os.getpid()), timeout=30))
 
 
 async def test_a_worker_that_freezes_is_replaced_and_costs_no_request(handle: FleetHandle) -> None:
@@ -210,7 +216,8 @@ async def test_a_worker_that_freezes_is_replaced_and_costs_no_request(handle: Fl
             assert await all_tokens(client, max_tokens=120, policy="sd", on_token=once) == expected
             await idle(handle)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         assert await asyncio.to_thread(pid_of, actor_name(handle.name, "decode:0")) != pid
 
 
