@@ -1,0 +1,269 @@
+"""Driven futures, event by event: what each worker is asked, with what it lacks of the path, and what is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from distspec.coordinator import events
+from distspec.protocol.messages import ROOT, Draft, Drop, Extend, Node, Received, ReceiveKV, SendKV, Usage
+from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
+
+
+def draft(task: int, keep: int, *tokens: int, epoch: int = 1, count: int = 2) -> Draft:
+    opening = params() if keep == 0 else None
+    return Draft(request=1, epoch=epoch, task=task, keep=keep, tokens=tokens, count=count, params=opening)
+
+
+def extend(task: int, start: int, *tokens: int, epoch: int = 1, **rest: tuple[int | Node, ...]) -> Extend:
+    return Extend(request=1, epoch=epoch, task=task, start=start, tokens=tokens, **rest)  # type: ignore[arg-type]
+
+
+def chain(*nodes: tuple[int, int], below: int = ROOT) -> tuple[Node, ...]:
+    """Nodes (id, token), each below the one before."""
+    parents = [below, *(node for node, _ in nodes)]
+    return tuple(
+        Node(id=node, parent=parent, token=token) for (node, token), parent in zip(nodes, parents, strict=False)
+    )
+
+
+def to(peer: str, ticket: int, *tokens: int, source: str = "decode", epoch: int = 1) -> list[tuple[str, object]]:
+    """The two messages of a transfer."""
+    length = len(tokens)
+    ends = {"request": 1, "epoch": epoch, "ticket": ticket, "peer_incarnation": 1, "start": 0, "length": length}
+    return [
+        (peer, ReceiveKV(**ends, peer=source, tokens=tokens, params=params())),
+        (source, SendKV(**ends, peer=peer)),
+    ]
+
+
+def arrived(worker: str, ticket: int) -> events.FromWorker:
+    return says(worker, Received(request=1, epoch=1, ticket=ticket))
+
+
+def started(policy: str, *workers: str, **settings: int) -> Bench:
+    """The prompt is prefilled at home; token 8 was drawn, and its node id is 1."""
+    bench = Bench("decode", *workers, **settings)
+    bench.handle(submit(policy=policy))
+    return bench
+
+
+def test_sd_drafts_then_verifies_at_a_remote_verifier_once_it_has_the_kv() -> None:
+    """Two rounds: the first at home, while KV is on its way; the second with everything that the verifier lacks.
+    What became of its nodes is told to it with the next message. The drafter is told even what it proposed."""
+    bench = started("sd", "verify", "draft")
+    bench.play(
+        [
+            (
+                verdict("decode", 1, 8),
+                [output(0, 8), *to("verify", 2, *PROMPT), ("draft", draft(3, 0, *PROMPT, 8))],
+            ),
+            (drafted(3, 9, 10), [("decode", extend(4, 3, 8, nodes=chain((2, 9), (3, 10))))]),
+            (arrived("verify", 2), []),
+            (
+                verdict("decode", 4, 9, (2, 10), (3, 11)),
+                [output(1, 9, 10, 11), ("draft", draft(5, 4, 9, 10, 11, epoch=2))],
+            ),
+            (
+                drafted(5, 12, 13),
+                [("verify", extend(6, 3, 8, 9, 10, 11, epoch=2, nodes=chain((5, 12), (6, 13))))],
+            ),
+            (
+                verdict("verify", 6, 12, (5, 40), (6, 41)),
+                [output(4, 12, 40), ("draft", draft(7, 7, 12, 40, epoch=3))],
+            ),
+            (drafted(7), [("verify", extend(8, 8, 40, epoch=3, commit=(5,), drop=(6,)))]),
+        ]
+    )
+
+
+def test_dsi_sends_each_verifier_the_ancestors_that_it_lacks() -> None:
+    """Of node 3, verify2 has seen nothing: it gets node 2 as well, which verify1 is judging."""
+    bench = started("dsi", "verify1", "verify2", "draft")
+    bench.play(
+        [
+            (
+                verdict("decode", 1, 8),
+                [
+                    output(0, 8),
+                    *to("verify1", 2, *PROMPT),
+                    *to("verify2", 3, *PROMPT),
+                    ("draft", draft(4, 0, *PROMPT, 8, count=1)),
+                    ("decode", extend(5, 3, 8)),
+                ],
+            ),
+            (arrived("verify1", 2), []),
+            (arrived("verify2", 3), []),
+            (
+                drafted(4, 9),
+                [
+                    ("draft", draft(6, 4, 9, count=1)),
+                    ("verify1", extend(7, 3, 8, nodes=chain((2, 9)))),
+                ],
+            ),
+            (
+                drafted(6, 10),
+                [
+                    ("draft", draft(8, 5, 10, count=1)),
+                    ("verify2", extend(9, 3, 8, nodes=chain((2, 9), (3, 10)))),
+                ],
+            ),
+            # The root's verdict comes from home, which then lacks token 9 as committed text, and node 4 alone waits.
+            (drafted(8, 11), [("draft", draft(10, 6, 11, count=1))]),
+            (
+                verdict("decode", 5, 9),
+                [output(1, 9), ("decode", extend(11, 4, 9, nodes=chain((3, 10), (4, 11))))],
+            ),
+            # verify2 judges all three: 9 is committed there already, 10 is right, and what follows it is not 11.
+            (
+                verdict("verify2", 9, 9, (2, 10), (3, 30)),
+                [
+                    output(2, 10, 30),
+                    ("draft", draft(12, 6, 30, epoch=2, count=1)),
+                    ("verify2", extend(13, 6, 30, epoch=2, commit=(2, 3))),
+                ],
+            ),
+        ]
+    )
+
+
+def test_dsi_goes_on_with_what_another_verifier_already_judges() -> None:
+    """A root that is in flight as a node is not judged again, and the epoch grows on a fresh root alone."""
+    bench = started("dsi", "verify", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(arrived("verify", 2))
+    assert kinds(bench.handle(drafted(3, 9))) == [("draft", "Draft"), ("verify", "Extend")]
+    assert bench.handle(verdict("decode", 4, 9)) == [output(1, 9)]
+    request = bench.machine.request(1)
+    assert request is not None
+    assert (request.epoch, request.tree.root, request.in_flight()) == (1, 2, {1, 2})
+
+
+def test_a_verdict_of_a_node_that_outlived_its_root_counts() -> None:
+    """verify's task was sent below a root that is gone when it answers."""
+    bench = started("dsi", "verify", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(arrived("verify", 2))
+    bench.handle(drafted(3, 9))
+    bench.handle(verdict("decode", 4, 9))
+    verify = next(message for name, message in bench.sent if name == "verify" and isinstance(message, Extend))
+    assert bench.handle(verdict("verify", verify.task, 9, (2, 33)))[0] == output(2, 33)
+
+
+def test_a_lost_verifier_leaves_its_nodes_to_others() -> None:
+    bench = started("dsi", "verify", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(arrived("verify", 2))
+    bench.handle(drafted(3, 9))
+    bench.handle(left("verify"))
+    commands = bench.handle(verdict("decode", 4, 9))
+    extends = [(name, message) for name, message in commands if isinstance(message, Extend)]
+    assert extends == [("decode", extend(extends[0][1].task, 4, 9))]
+
+
+def test_without_a_drafter_the_rest_is_leased_once_nothing_is_in_flight() -> None:
+    bench = started("sd", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(drafted(2, 9, 10))
+    assert bench.handle(left("draft")) == []
+    commands = bench.handle(verdict("decode", 3, 9, (2, 30), (3, 31)))
+    assert kinds(commands) == [("c", "Output"), ("decode", "Lease")]
+    message = commands[1][1]
+    assert (message.start, message.tokens, message.commit, message.drop) == (5, (30,), (2,), (3,))
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"tokens": (50,), "parents": (-1,)},
+        {"tokens": (-1,), "parents": (-1,)},
+        {"tokens": (1, 2, 3), "parents": (-1, 0, 1)},
+        {"tokens": (1,), "parents": (0,)},
+        {"tokens": (1,), "parents": (-2,)},
+        {"tokens": (1, 2), "parents": (-1,)},
+    ],
+    ids=["unknown token", "negative token", "too many", "its own parent", "no such parent", "no parent"],
+)
+def test_a_proposal_that_makes_no_sense_is_taken_as_none(nonsense: dict[str, tuple[int, ...]]) -> None:
+    bench = started("sd", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    event = drafted(2, *nonsense["tokens"], parents=nonsense["parents"])
+    assert bench.handle(event) == [("decode", extend(3, 3, 8))]
+    assert bench.machine.snapshot()["counters"]["bad_drafts"] == 1
+
+
+def test_a_draft_below_a_node_that_died_is_dropped() -> None:
+    bench = started("dsi", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    late = bench.sent[-2][1]
+    assert isinstance(late, Draft)
+    commands = bench.handle(verdict("decode", 3, 20))
+    assert ("draft", draft(4, 4, 20, epoch=2, count=1)) in commands
+    assert bench.handle(drafted(late.task, 9)) == []
+
+
+def test_a_proposal_may_branch_and_sd_judges_its_first_chain() -> None:
+    bench = started("sd", "draft", width=3)
+    bench.handle(verdict("decode", 1, 8))
+    assert bench.handle(drafted(2, 9, 10, 11, parents=(-1, -1, 0))) == [
+        ("decode", extend(3, 3, 8, nodes=chain((2, 9), (4, 11))))
+    ]
+
+
+@pytest.mark.parametrize("policy", ["sd", "dsi"])
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_nothing_is_drafted_that_could_never_be_emitted(policy: str, most: int) -> None:
+    """The prefill gives one token and the root another, so most - 2 drafts at the start, and fewer later."""
+    bench = Bench("decode", "draft", width=8, lookahead=8)
+    bench.handle(submit(policy=policy, max_tokens=most))
+    commands = bench.handle(verdict("decode", 1, 8))
+    counts = [message.count for _, message in commands if isinstance(message, Draft)]
+    assert counts == [most - 2] * (most > 2)
+
+
+def test_a_round_is_as_wide_as_asked_configured_or_worth_it() -> None:
+    def count(wide: int | None, width: int | None, step_cost: tuple[float, ...] = ()) -> int:
+        bench = Bench("draft", width=width)
+        bench.join("decode", step_cost=step_cost)
+        bench.handle(submit(policy="sd", wide=wide, max_tokens=50))
+        commands = bench.handle(verdict("decode", 1, 8))
+        return next(message.count for _, message in commands if isinstance(message, Draft))
+
+    assert count(5, 3) == 5
+    assert count(None, 3) == 3
+    assert count(None, None) == 8  # no step cost was measured: a wider step is free
+    assert count(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
+
+
+def test_usage_counts_rounds_and_drafts_by_depth() -> None:
+    bench = Bench("decode", "draft")
+    bench.now_s = 1.0
+    bench.handle(submit(policy="sd", max_tokens=4))
+    bench.now_s = 1.5
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(drafted(2, 9, 10))
+    bench.handle(verdict("decode", 3, 9, (2, 40), (3, 41)))
+    bench.now_s = 3.0
+    ((_, last), *drops) = bench.handle(verdict("decode", 4, 42))
+    assert last.finish_reason == "length"
+    assert last.usage == Usage(
+        prompt_tokens=3,
+        completion_tokens=4,
+        rounds=2,
+        drafted=2,
+        accepted=1,
+        position_drafted=(1, 1),
+        position_accepted=(1, 0),
+        policy="sd",
+        first_token_s=0.5,
+        total_s=2.0,
+    )
+    assert drops == [("draft", Drop(request=1, epoch=3)), ("decode", Drop(request=1, epoch=3))]
+
+
+def test_acceptance_is_learned_from_drafts_that_the_walk_reached() -> None:
+    bench = started("sd", "draft")
+    before = bench.machine.snapshot()["acceptance"]
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(drafted(2, 9, 10))
+    bench.handle(verdict("decode", 3, 9, (2, 10), (3, 11)))
+    assert bench.machine.snapshot()["acceptance"] > before
