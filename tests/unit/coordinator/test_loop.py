@@ -40,13 +40,14 @@ class Coordinator:
     def __init__(self, term: int = 1, journal: Journal | None = None, settings: Settings | None = None) -> None:
         self.lefts: list[tuple[str, int, str]] = []
         self.trace = Trace()
+        self.observer = Observer(self.trace)
         self.machine = Machine(settings or Settings(), term)
         self.hub = Hub(FleetKeys.create(), term, heartbeat_s=0.05, timeout_s=5.0)
         self.loop = Loop(
             self.machine,
             self.hub,
             self,
-            Observer(self.trace),
+            self.observer,
             heartbeat_s=0.05,
             lease_s=5.0,
             fingerprint={"distspec": "1"},
@@ -223,6 +224,9 @@ async def test_a_closed_stream_is_cancelled(fleet: Fleet) -> None:
     await output.aclose()
     while life.machine.snapshot()["requests"]:  # noqa: ASYNC110 - the machine has no event to wait for
         await asyncio.sleep(0.005)
+    families = {family.name: family for family in life.observer.metrics(life.machine.snapshot())}
+    ended = families["distspec_requests_ended_total"].samples
+    assert [(sample.labels["reason"], sample.value) for sample in ended] == [("abort", 1)]
 
 
 async def test_a_wrong_request_is_refused_with_its_field(fleet: Fleet) -> None:
