@@ -21,7 +21,8 @@ def admit(ctx: Context) -> None:
         request = ctx.requests[ctx.queue[0]]
         decoders, prefillers = ctx.credits.role("decode"), ctx.credits.role("prefill")
         home = ctx.credits.choose(decoders, request.tokens)
-        prefiller = ctx.credits.choose(prefillers, request.tokens) if prefillers else home
+        remote = bool(prefillers) and not request.prefills_at_home
+        prefiller = ctx.credits.choose(prefillers, request.tokens) if remote else home
         if home is None or prefiller is None:
             return
         ctx.queue.pop(0)
@@ -227,6 +228,7 @@ def lost_ticket(ctx: Context, request: Request, worker: str) -> None:
     ctx.counters["transfers_lost"] += 1
     request.avoid.add(worker)
     if request.state is State.TRANSFER and worker == request.home:
+        request.prefills_at_home = True  # a link that fails once may fail again, and computing never does
         ctx.requeue(request)
 
 

@@ -144,6 +144,7 @@ class Request:
         self.prefiller: str | None = None
         self.drafting: Drafting | None = None
         self.avoid: set[str] = set()
+        self.prefills_at_home = False
         self.fits = False
         self.refusals = 0
         self.depths: dict[int, int] = {}

@@ -6,6 +6,7 @@ All use of that module's untyped names is here.
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 from typing import Any, Protocol
@@ -85,9 +86,12 @@ class Nccl:
     """Over NVLink, InfiniBand or sockets, tensors in device memory, on a stream of its own."""
 
     def __init__(self, store: Store, rank: int, *, device: torch.device, timeout_s: float) -> None:
+        # torch's monitor of a group ends the whole process when it thinks that one link hangs. Ours have timeouts.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         self._device, self._timeout_s = device, timeout_s
+        self._store = store  # the group asks it at its first use; the Python half must live that long
         self._peer = 1 - rank
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._group = _dist.ProcessGroupNCCL(store, rank, 2, options)

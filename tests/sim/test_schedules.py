@@ -74,3 +74,17 @@ def test_a_journal_replays_to_the_same_commands(seed: int, tmp_path) -> None:
     result = replay(path)
     assert result.divergence is None
     assert result.events > 10
+
+
+def test_links_that_always_fail_cost_each_request_one_detour() -> None:
+    for seed in range(100):
+        plan = replace(
+            random_plan(seed),
+            roles=("prefill", "decode", "verify", "draft"),
+            transfer_loss=1.0,
+            **dict.fromkeys(("deaths", "freezes", "drains", "coordinator_deaths"), 0),
+            pages=400,
+        )
+        world = World(plan, seed)
+        world.run()
+        assert world.machine.snapshot()["counters"].get("requeued", 0) <= plan.requests
