@@ -102,6 +102,24 @@ def test_kv_goes_from_the_prefill_worker_home() -> None:
     assert (bench.open("prefill"), bench.open("decode")) == (0, 1)
 
 
+def test_a_driven_request_leaves_the_prefill_worker_too() -> None:
+    bench = Bench("prefill", "decode", "draft")
+    bench.handle(submit(policy="sd"))
+    bench.handle(verdict("prefill", 1, 8))
+    commands = kinds(bench.handle(says("decode", Received(request=1, epoch=1, ticket=2))))
+    assert commands == [("prefill", "Drop"), ("draft", "Draft")]
+
+
+def test_a_drafter_that_was_never_asked_costs_no_credit() -> None:
+    """Of two tokens one comes from the prefill and one from the root: there is nothing to draft."""
+    bench = Bench("decode", "draft")
+    bench.handle(submit(policy="sd", max_tokens=2))
+    bench.handle(verdict("decode", 1, 8))
+    assert bench.open("draft") == 1
+    assert kinds(bench.handle(verdict("decode", 2, 9))) == [("c", "Output"), ("decode", "Drop")]
+    assert bench.open("draft") == 0
+
+
 def test_a_lease_is_revoked_when_a_drafter_comes_late() -> None:
     """sd without a drafter is leased; with one it is driven, from what the home worker has computed."""
     bench = Bench("decode")
@@ -203,7 +221,7 @@ def test_either_end_of_a_transfer_may_die(dead: str) -> None:
 
 @pytest.mark.parametrize("freed", [True, False])
 def test_a_lost_transfer_starts_over_and_returns_one_credit(freed: bool) -> None:
-    """The receiver says that nothing is left, or the sender that it failed."""
+    """The receiver says that nothing is left, or the sender that it failed; then no link is needed any more."""
     bench = Bench("prefill", "decode")
     bench.handle(submit())
     bench.handle(verdict("prefill", 1, 8))
@@ -211,9 +229,9 @@ def test_a_lost_transfer_starts_over_and_returns_one_credit(freed: bool) -> None
     lost = TransferLost(request=1, epoch=1, ticket=2, reason="link", freed=freed)
     commands = kinds(bench.handle(says(side, lost)))
     drops = [("prefill", "Drop")] if freed else [("decode", "Drop"), ("prefill", "Drop")]
-    assert commands == [*drops, ("prefill", "Extend")]
+    assert commands == [*drops, ("decode", "Extend")]
     bench.free_all()
-    assert (bench.open("prefill"), bench.open("decode")) == (1, 1)
+    assert (bench.open("prefill"), bench.open("decode")) == (0, 1)
 
 
 def test_preempted_requests_go_before_those_that_wait() -> None:
