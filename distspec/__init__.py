@@ -1,9 +1,9 @@
 """Distributed, overlapped speculative decoding for LLM serving on Ray.
 
-    from distspec import Fleet
+from distspec import Fleet
 
-    with Fleet("local") as fleet:
-        print(fleet.generate("The capital of France is", max_tokens=32)[0].text)
+with Fleet("local") as fleet:
+    print(fleet.generate("The capital of France is", max_tokens=32)[0].text)
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
+from msgspec.structs import replace
+
 from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Event
@@ -22,6 +24,7 @@ from distspec.protocol.messages import (
     SamplingParams,
     SpeculationChoice,
     Submit,
+    Usage,
     Verdict,
 )
 
@@ -41,6 +44,7 @@ class Bench:
         self.sent: list[tuple[str, Any]] = []
         self.drops: list[tuple[str, int, Drop]] = []
         self.lives: dict[str, int] = {}
+        self.usages: list[Usage | None] = []
         for worker in workers:
             self.join(worker)
 
@@ -51,7 +55,9 @@ class Bench:
                 case events.ToWorker(worker=name, message=message):
                     out.append((name, message))
                 case events.ToClient(client=name, message=output):
-                    out.append((name, output))
+                    # Rows spell what is said; what it cost so far is kept apart.
+                    self.usages.append(output.usage)
+                    out.append((name, output if output.finish_reason else replace(output, usage=None)))
                 case events.Suspect(worker=name):
                     out.append((name, "suspect"))
         self.sent += out

@@ -99,7 +99,7 @@ class Context:
             request.refusals = 0
             if request.tally.first_s is None:
                 request.tally.first_s = self.now
-        usage = request.usage(self.now) if reason else None
+        usage = request.usage(self.now)
         output = Output(key=request.key, start=start, tokens=tokens, finish_reason=reason, usage=usage)
         self.out.append(events.ToClient(request.client, output))
         self.counters["tokens"] += len(tokens)

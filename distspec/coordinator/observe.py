@@ -91,7 +91,7 @@ class Observer:
             self.trace.add(Span("commit", now_s - took_s, now_s, "coordinator", None, args))
         if output.finish_reason is not None:
             self._ended.add(reason=output.finish_reason)
-        if output.usage is not None:
+        if output.finish_reason is not None and output.usage is not None:
             self._first_s.observe(output.usage.first_token_s)
             self._total_s.observe(output.usage.total_s)
             self._drafted.add(output.usage.drafted)

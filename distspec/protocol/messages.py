@@ -107,6 +107,7 @@ class Output(_Message, frozen=True):
     """Tokens start .. start+len(tokens) of the stream. A finish_reason makes it the terminal message.
 
     finish_reason: "stop" | "length" | "abort" | "error". error: (code, message, field).
+    usage: so far, since a client may end the stream at any token (a stop string is text, which only it sees).
     """
 
     key: str

@@ -127,7 +127,7 @@ def encode(body: dict[str, Any]) -> bytes:
 
 
 def _speculation(stats: Sequence[Stats]) -> dict[str, Any] | None:
-    """Sums over the answers that the coordinator counted to their end; None if there was none."""
+    """Sums over the answers that the coordinator counted; None if it counted none."""
     counted = [item for item in stats if item.rounds is not None]
     if not counted:
         return None

@@ -17,7 +17,7 @@ class Stats:
     tokens_per_round counts the bonus token, accepted does not. acceptance_by_position[i]: the share of
     drafted nodes at depth i+1 of a round that were accepted. Times in seconds, as this process saw them;
     time_per_output_token_s is None for a single token. What the coordinator counts is None where it never
-    said: the answer ended at a stop string, which only this side knows of.
+    said. Where a stop string ended the answer, it has counted the whole round in which that was found.
     """
 
     prompt_tokens: int

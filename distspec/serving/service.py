@@ -77,7 +77,7 @@ class Service:
                 count += taken
                 if taken and first is None:
                     first = time.perf_counter() - start
-                reason, usage = "stop" if stopped else output.finish_reason, output.usage
+                reason, usage = "stop" if stopped else output.finish_reason, output.usage or usage
                 tokens = output.tokens[:taken]
                 if reason is not None:
                     break

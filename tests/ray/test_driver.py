@@ -81,6 +81,17 @@ def test_statistics_add_up(fleet: Fleet) -> None:
     assert all(0 <= share <= 1 for share in stats.acceptance_by_position or ())
 
 
+def test_an_answer_that_a_stop_string_ends_has_statistics_too(fleet: Fleet) -> None:
+    [whole] = fleet.generate("0 1 2 0 1 2", max_tokens=60, seed=1, ignore_eos=True)
+    stop = whole.text[len(whole.text) // 2 :][:4]
+    [answer] = fleet.generate("0 1 2 0 1 2", max_tokens=60, seed=1, ignore_eos=True, stop=stop)
+    assert answer.finish_reason == "stop"
+    assert answer.text == whole.text[: whole.text.index(stop)]
+    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+    assert answer.stats.rounds
+    assert answer.stats.policy == "sd"
+
+
 def test_errors_name_the_field(fleet: Fleet) -> None:
     with pytest.raises(InvalidField, match=r"^prompt: .*at most 511 tokens"):
         fleet.generate([[1] * CONTEXT])

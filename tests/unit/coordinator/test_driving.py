@@ -258,6 +258,8 @@ def test_usage_counts_rounds_and_drafts_by_depth() -> None:
         total_s=2.0,
     )
     assert drops == [("draft", Drop(request=1, epoch=3)), ("decode", Drop(request=1, epoch=3))]
+    # A client may end a stream at any token, so every output says what it cost so far.
+    assert [(usage.completion_tokens, usage.rounds) for usage in bench.usages if usage] == [(1, 0), (3, 1), (4, 2)]
 
 
 def test_acceptance_is_learned_from_drafts_that_the_walk_reached() -> None:

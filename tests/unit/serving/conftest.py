@@ -61,9 +61,7 @@ class TableClient:
                         reason = reason or "stop"
                         break
                 usage = Usage(prompt_tokens=len(prompt), completion_tokens=emitted, rounds=emitted, policy="ar")
-                yield Output(
-                    key="k", start=start, tokens=tuple(run), finish_reason=reason, usage=usage if reason else None
-                )
+                yield Output(key="k", start=start, tokens=tuple(run), finish_reason=reason, usage=usage)
                 await asyncio.sleep(0)
         finally:
             self.open -= 1

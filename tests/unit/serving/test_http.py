@@ -205,6 +205,7 @@ async def test_a_stop_string_cancels_the_stream(http: httpx.AsyncClient, client:
     assert (choice["text"], choice["finish_reason"]) == ("one two", "stop")
     counted = list(client.answers[prompt])[: body["usage"]["completion_tokens"]]
     assert service.text.decode(counted).endswith(" STOP")
+    assert body["usage"]["distspec"]["rounds"] >= body["usage"]["completion_tokens"]
     assert client.open == 0
 
 
