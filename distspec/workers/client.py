@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-from distspec.errors import DistspecError, FleetError, LinkLost, RequestError, Unavailable, request_error
+from distspec.errors import FleetError, LinkLost, RequestError, Unavailable, request_error
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import (
@@ -93,7 +93,8 @@ class Client:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._fail("the client was closed")
+        self._trouble, self._hopeless = "the client was closed", True
+        self._fail(self._trouble)
 
     async def submit(
         self, prompt: Sequence[int], params: SamplingParams, speculation: SpeculationChoice | None = None
@@ -147,7 +148,7 @@ class Client:
         while self._link is None:
             try:
                 await self._join()
-            except (DistspecError, OSError, TimeoutError) as error:
+            except Exception as error:  # whatever ails Ray or the network, open streams depend on this search
                 self._trouble = str(error) or type(error).__name__
                 log.info("no coordinator yet: %s", self._trouble)
                 if clock() > deadline:

@@ -214,6 +214,31 @@ async def test_streams_fail_when_no_coordinator_comes_and_the_client_finds_a_lat
             await asyncio.sleep(0.05)
 
 
+async def test_a_search_that_breaks_goes_on(fleet: Fleet) -> None:
+    """Whatever `find` raises, streams that are open wait for its next answer."""
+    life = fleet.coordinator()
+    await fleet.worker("decode:0")
+    troubles = iter([RuntimeError("the cluster's own words"), KeyError("endpoint")])
+
+    async def find() -> Endpoint:
+        for trouble in troubles:
+            raise trouble
+        return life.endpoint
+
+    client = Client(find, timeout_s=1.0, patience_s=20.0)
+    fleet.clients.append(client)
+    await client.start()
+    assert await stream(client, PROMPTS[0]) == plain(PROMPTS[0])
+
+
+async def test_a_closed_client_says_so_at_once(fleet: Fleet) -> None:
+    fleet.coordinator()
+    client = await fleet.client()
+    await client.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await stream(client, PROMPTS[0])
+
+
 async def test_a_closed_stream_is_cancelled(fleet: Fleet) -> None:
     life = fleet.coordinator()
     await fleet.worker("decode:0")
