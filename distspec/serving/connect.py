@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from distspec.config import Config, Server
-from distspec.errors import FleetError
+from distspec.errors import FleetError, Unavailable
 from distspec.models import ModelConfig, load_tokenizer, model_folder
 from distspec.serving.prometheus import exposition
 from distspec.serving.schema import Limits
@@ -41,8 +41,11 @@ class Connection:
         return "no decode worker is up"
 
     async def metrics(self) -> str:
-        """Prometheus text. Raises FleetError while there is no coordinator."""
-        return exposition(await self.handle.metrics())
+        """Prometheus text. Raises Unavailable while there is no coordinator."""
+        try:
+            return exposition(await self.handle.metrics())
+        except FleetError as error:
+            raise Unavailable(str(error)) from None
 
 
 @asynccontextmanager

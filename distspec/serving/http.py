@@ -42,7 +42,7 @@ class Fleet(Protocol):
         """None when requests can be served, else why not."""
 
     async def metrics(self) -> str:
-        """Prometheus text."""
+        """Prometheus text. Raises Unavailable."""
 
 
 class ClientGone(Exception):

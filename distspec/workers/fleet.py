@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from distspec.config import Config
 from distspec.errors import DistspecError, FleetError
@@ -77,6 +77,8 @@ class FleetHandle:
             raise FleetError(f"the coordinator of {self.name} does not answer") from None
         except RayActorError:
             raise FleetError(f"the coordinator of {self.name} died") from None
+        except RayError as error:
+            raise FleetError(f"Ray could not ask the coordinator of {self.name}: {error}") from None
 
 
 class Keeper(threading.Thread):
