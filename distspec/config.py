@@ -168,6 +168,8 @@ def check(config: Config) -> None:
         raise InvalidValue("speculation.drafter", "none", f"a drafter for policy {spec.policy} (ngram needs no model)")
     if spec.placement == "pool" and spec.drafter != "none" and spec.policy != "ar" and pools.draft.replicas < 1:
         raise InvalidValue("pools.draft.replicas", 0, "at least 1, or speculation.placement=local")
+    if spec.drafter == "none" and pools.draft.replicas:
+        raise InvalidValue("pools.draft.replicas", pools.draft.replicas, "0 without a drafter")
     if spec.ngram.min_n > spec.ngram.max_n:
         raise InvalidValue("speculation.ngram.min_n", spec.ngram.min_n, f"at most max_n ({spec.ngram.max_n})")
     need = spec.num_speculative_tokens or 0

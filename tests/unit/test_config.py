@@ -180,6 +180,14 @@ def test_a_value_that_cannot_work_is_refused_with_the_path_of_its_key(override: 
     assert str(caught.value).startswith(f"{path}: ")
 
 
+def test_draft_workers_without_a_drafter_are_refused() -> None:
+    without = ["speculation.policy=ar", "speculation.drafter=none"]
+    with pytest.raises(InvalidValue) as caught:
+        load("local", without)
+    assert caught.value.path == "pools.draft.replicas"
+    load("local", [*without, "pools.draft.replicas=0"])
+
+
 def test_more_nodes_than_scratch_are_refused() -> None:
     with pytest.raises(InvalidValue, match="max_scratch_nodes"):
         load("local", ["engine.max_scratch_nodes=8", "speculation.num_speculative_tokens=9"])
