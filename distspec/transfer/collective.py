@@ -91,8 +91,12 @@ class Collective:
         life.tickets[ticket] = _State(ticket, done)
         lane = life.lanes.get((peer, kind))
         if lane is None:
+            life.end_lanes_to_earlier_lives(peer)
             lane = life.lanes[peer, kind] = kind(life, peer, self)
         return lane
+
+    def is_present(self, life: _Life) -> bool:
+        return life is self._life
 
     @property
     def place(self) -> Place:
@@ -118,6 +122,12 @@ class _Life:
         self.me = end
         self.tickets: dict[int, _State] = {}
         self.lanes: dict[tuple[End, type[_Lane]], _Lane] = {}
+
+    def end_lanes_to_earlier_lives(self, peer: End) -> None:
+        """Their threads and links would outlive the peer, one set for each of its deaths."""
+        for key in [key for key in self.lanes if key[0].worker == peer.worker]:
+            if key[0].incarnation < peer.incarnation:
+                self.lanes.pop(key).put(None)
 
     def end(self) -> None:
         for state in list(self.tickets.values()):
@@ -187,6 +197,10 @@ class _Lane(threading.Thread):
             del self._life.tickets[ticket.ticket]
             state.finish(reason)
         self._drop_group()
+        self._leave()
+
+    def _leave(self) -> None:
+        """The lane ends."""
 
     def _carry(self, ticket: Outgoing | Incoming, state: _State) -> None:
         raise NotImplementedError
@@ -222,10 +236,20 @@ class _Lane(threading.Thread):
 class _Source(_Lane):
     rank = 0
 
+    @property
+    def _prefix(self) -> str:
+        return _prefix(self._life.me, self._peer)
+
+    def _leave(self) -> None:
+        # What was never fetched: refusals of tickets that were closed early, and how links were met. If it is this
+        # side's life that is over, the peer may still come for a refusal.
+        if self._owner.is_present(self._life):
+            self._owner.open_board(None).delete(f"{self._prefix}/")
+
     def _carry(self, ticket: Outgoing | Incoming, state: _State) -> None:
         assert isinstance(ticket, Outgoing)
         board = self._board = self._board or self._owner.open_board(None)
-        prefix = _prefix(self._life.me, self._peer)
+        prefix = self._prefix
         ready, go = f"{prefix}/{ticket.ticket}/ready", f"{prefix}/{ticket.ticket}/go"
         if not state.open:
             board.set(ready, _REFUSED.encode())

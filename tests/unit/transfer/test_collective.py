@@ -208,6 +208,27 @@ def test_a_new_life_has_new_links_and_forgets_old_tickets(fleet: Fleet) -> None:
     assert not old.pages.any()
 
 
+def _lanes() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("transfer _")}
+
+
+def test_lives_of_a_peer_that_are_over_leave_no_thread_and_no_key(fleet: Fleet) -> None:
+    others = _lanes()
+    a, b = fleet.worker("a"), fleet.worker("b")
+    for life in range(1, 5):
+        b.reset(life)
+        move(a, b, life, incarnations=(1, life))
+    unread = Copy(5)
+    a.send(unread.outgoing("b", 4))
+    a.close(5)
+    b.reset(5)
+    move(a, b, 6, incarnations=(1, 5))
+    while len(_lanes() - others) > 2:
+        threading.Event().wait(0.02)
+    keys = a.open_board(None)._values  # type: ignore[attr-defined]
+    assert all(key.startswith("a.1>b.5/") for key in keys)
+
+
 def test_an_absent_source_fails_the_ticket_after_the_timeout(fleet: Fleet) -> None:
     fleet.worker("a")
     b = fleet.worker("b", timeout_s=1.0)
