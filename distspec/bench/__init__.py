@@ -39,6 +39,9 @@ def offline(
     overrides: Overrides = None,
 ) -> None:
     """Tokens per second of plain decoding, at batch 1 and 8, without a server."""
+    from distspec.workers.threads import spin_briefly
+
+    spin_briefly()  # as workers do; the peer has the same
     from distspec.bench.offline import measure
     from distspec.bench.report import report
     from distspec.config import load

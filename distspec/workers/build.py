@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import ray
@@ -37,11 +38,13 @@ _DRAFTED_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """hello: with incarnation 0, to be replaced. place: where peers meet a target worker."""
+    """hello: with incarnation 0, to be replaced. place: where peers meet a target worker. begin: to be called on the
+    thread that computes, since torch's number of threads is each thread's own."""
 
     work: Work
     hello: Hello
     place: Place | None
+    begin: Callable[[], None]
 
 
 def build(config: Config, worker: str, threads: int, later: Callable[[Later], None]) -> Built:
@@ -50,15 +53,22 @@ def build(config: Config, worker: str, threads: int, later: Callable[[Later], No
     threads: torch's in this process; -n shares the host's cores among n such workers. Raises ConfigError,
     ModelNotFound, or what the device says.
     """
-    torch.set_num_threads(threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
+    begin = partial(torch.set_num_threads, threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
+    begin()
     device = _device(config)
-    is_draft = worker.startswith("draft:")
-    built = _draft(config, worker, device) if is_draft else _target(config, worker, device, later)
-    hello = msgspec.structs.replace(built.hello, fingerprint=fingerprint(config, device), node=node_address())
-    return Built(built.work, hello, built.place)
+    work: Work
+    place: Place | None = None
+    if worker.startswith("draft:"):
+        work, hello = _draft(config, worker, device)
+    else:
+        work, hello, place = _target(config, worker, device, later)
+    hello = msgspec.structs.replace(hello, fingerprint=fingerprint(config, device), node=node_address())
+    return Built(work, hello, place, begin)
 
 
-def _target(config: Config, worker: str, device: torch.device, later: Callable[[Later], None]) -> Built:
+def _target(
+    config: Config, worker: str, device: torch.device, later: Callable[[Later], None]
+) -> tuple[TargetWork, Hello, Place]:
     role = worker.partition(":")[0]
     model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
     engine = Engine(model, config.engine, device=device, max_model_len=config.model.max_model_len)
@@ -80,10 +90,10 @@ def _target(config: Config, worker: str, device: torch.device, later: Callable[[
         step_cost=engine.measure(),
         drafts=drafter is not None,
     )
-    return Built(work, hello, transport.place)
+    return work, hello, transport.place
 
 
-def _draft(config: Config, worker: str, device: torch.device) -> Built:
+def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork, Hello]:
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
     longest = config.model.max_model_len or shape.max_position
     drafter = make(config, max_model_len=longest, device=device)
@@ -101,7 +111,7 @@ def _draft(config: Config, worker: str, device: torch.device) -> Built:
         vocab_size=shape.vocab_size,
         drafts=True,
     )
-    return Built(DraftWork(drafter, time.time), hello, None)
+    return DraftWork(drafter, time.time), hello
 
 
 def _device(config: Config) -> torch.device:

@@ -49,8 +49,7 @@ class _Joined:
 
 class Compute(threading.Thread):
     """reply(link, messages): sends what came of the life of that link. broke(link, error): that life is over.
-
-    Both are called on this thread.
+    begin: comes before everything else. All are called on this thread.
     """
 
     def __init__(
@@ -58,9 +57,10 @@ class Compute(threading.Thread):
         work: Work,
         reply: Callable[[Link, Sequence[Message]], None],
         broke: Callable[[Link, Exception], None],
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="compute", daemon=True)
-        self._work, self._reply, self._broke = work, reply, broke
+        self._work, self._reply, self._broke, self._begin = work, reply, broke, begin
         self._inbox: queue.SimpleQueue[_Joined | Message | Later | None] = queue.SimpleQueue()
 
     def join_as(self, link: Link) -> None:
@@ -94,6 +94,7 @@ class Compute(threading.Thread):
         self._inbox.put(None)
 
     def run(self) -> None:
+        self._begin()
         link: Link | None = None
         while True:
             for item in self._arrived(wait=link is None or not self._work.ready()):

@@ -22,6 +22,7 @@ from distspec.protocol.messages import Fault, Hello, Message
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Compute, Later
 from distspec.workers.lease import FleetLease
+from distspec.workers.threads import spin_briefly
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +96,11 @@ class Worker:
         await asyncio.wrap_future(self._compute.check())
 
     def _build(self, config: Config, worker: str, threads: int) -> None:
+        spin_briefly()
         from distspec.workers.build import build  # torch and all that: not for the coordinator, who makes us
 
         built = build(config, worker, threads, self._later)
-        self._compute = Compute(built.work, self._reply, self._broke)
+        self._compute = Compute(built.work, self._reply, self._broke, built.begin)
         self._compute.start()
         self._place, self._hello = built.place, built.hello
 

@@ -63,13 +63,20 @@ class Desk:
         self.work = Echo()
         self.said: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self.broken: queue.SimpleQueue[tuple[int, Exception]] = queue.SimpleQueue()
-        self.compute = Compute(self.work, self._reply, lambda link, error: self.broken.put((link.incarnation, error)))
+        self.began: list[tuple[int, list[int]]] = []
+        self.compute = Compute(self.work, self._reply, self._broke, self._begin)
         self.compute.start()
 
     def _reply(self, link: Link, messages: Sequence[Message]) -> None:
         for message in messages:
             assert isinstance(message, Fault)
             self.said.put((link.incarnation, message.reason))
+
+    def _broke(self, link: Link, error: Exception) -> None:
+        self.broken.put((link.incarnation, error))
+
+    def _begin(self) -> None:
+        self.began.append((threading.get_ident(), list(self.work.lives)))
 
     def join(self, incarnation: int) -> None:
         self.compute.join_as(cast(Any, Life(incarnation)))
@@ -95,6 +102,14 @@ def test_everything_is_answered_on_one_thread(desk: Desk) -> None:
     desk.take(*range(100))
     assert sorted(int(said) for _, said in desk.hear(100)) == list(range(100))
     assert len(desk.work.threads) == 1
+
+
+def test_the_thread_is_prepared_once_before_it_computes(desk: Desk) -> None:
+    for incarnation in (1, 2):
+        desk.join(incarnation)
+        desk.take(incarnation)
+        desk.hear(1)
+    assert desk.began == [(thread, []) for thread in desk.work.threads]
 
 
 def test_nothing_is_stepped_while_nothing_is_ready(desk: Desk) -> None:
