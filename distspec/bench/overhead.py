@@ -116,6 +116,7 @@ async def _coordinator(pipe: Connection) -> None:
         heartbeat_s=_HEARTBEAT_S,
         lease_s=_TIMEOUT_S,
         fingerprint={},
+        failed=_fail,
     )
     for worker in WORKERS:
         loop.expect(worker, 1)
@@ -125,6 +126,10 @@ async def _coordinator(pipe: Connection) -> None:
     await _closed(pipe)
     loop.close()
     hub.close()
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 async def _closed(pipe: Connection) -> None:

@@ -43,16 +43,21 @@ def find_drafter(ctx: Context, request: Request) -> str | None:
     return ctx.credits.least_loaded((name for name in ctx.credits.role("draft") if name not in request.avoid), 0)
 
 
+def attach(ctx: Context, request: Request) -> None:
+    """Bind a drafter, if none is bound; the caller has seen that there is one."""
+    if request.drafting is None:
+        worker = find_drafter(ctx, request)
+        assert worker is not None
+        ctx.attach_drafter(request, worker)
+
+
 def drive(ctx: Context, request: Request) -> None:
     """Commit what is known, then submit and draft what the policy wishes. Ends the request if it is done."""
     if advance(ctx, request):
         return
     if wants_lease(ctx, request):
         return  # `settle` leases it once nothing is in flight
-    if request.drafting is None:
-        worker = find_drafter(ctx, request)
-        assert worker is not None
-        ctx.attach_drafter(request, worker)
+    attach(ctx, request)
     policy = POLICIES[request.policy]()
     growth = policy.grow(situation(ctx, request))
     if growth is not None:

@@ -21,6 +21,7 @@ from distspec.errors import HandshakeRefused, IllegalTransition, Unavailable
 from distspec.protocol.channel import Hub, Peer
 from distspec.protocol.messages import (
     PROTOCOL_VERSION,
+    Cancel,
     ClientHello,
     ClientWelcome,
     Hello,
@@ -45,7 +46,8 @@ class Watcher(Protocol):
 class Loop:
     """Handler of a Hub. All methods belong to the hub's event loop.
 
-    fingerprint: what is known beforehand of the fleet's; the first worker to join fills in the rest.
+    fingerprint: what is known beforehand of the fleet's; the first worker to join fills in the rest. failed: the
+    machine broke on an event of its own, so its state cannot be trusted, and this coordinator life must end.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Loop:
         heartbeat_s: float,
         lease_s: float,
         fingerprint: dict[str, str],
+        failed: Callable[[Exception], None],
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +68,7 @@ class Loop:
         self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
         self._known = fingerprint
         self._fingerprint = dict(fingerprint)
+        self._failed = failed
         self._journal = journal
         self._clock = clock
         self._lives: dict[str, int] = {}
@@ -140,13 +144,14 @@ class Loop:
 
     def _handle(self, event: Event) -> None:
         now_s, began_s = self._clock(), time.perf_counter()
+        commands: list[Command] = []
         try:
             commands = self._machine.handle(event, now_s)
         except Exception as error:
             self._blame(event, error)
-            return
-        if self._journal is not None:
-            self._journal.write(now_s, event, commands)
+        finally:
+            if self._journal is not None:
+                self._journal.write(now_s, event, commands)
         for command in commands:
             self._do(command)
         self._observer.handled(commands, time.time(), time.perf_counter() - began_s)
@@ -160,14 +165,27 @@ class Loop:
             self._hub.send(command.client, command.message)
 
     def _blame(self, event: Event, error: Exception) -> None:
-        """One bad event must not end the fleet: whoever sent it loses its link or its request."""
+        """One bad event must not end the fleet: whoever sent it loses its link or its request.
+
+        An event that nobody sent can blame nobody: the next coordinator life starts from what clients and workers
+        say, as after any death.
+        """
         if not isinstance(error, IllegalTransition):
             log.error("the machine failed on %s", type(event).__name__, exc_info=error)
         if isinstance(event, events.FromWorker):
             self._hub.reset(event.worker, f"{type(event.message).__name__}: {error}")
         elif isinstance(event, events.FromClient) and isinstance(event.message, Submit):
-            refusal = Unavailable("the coordinator could not take this request")
-            failure = (refusal.code, refusal.message, None)
-            start = len(event.message.emitted)
-            output = Output(key=event.message.key, start=start, tokens=(), finish_reason="error", error=failure)
-            self._hub.send(event.client, output)
+            self._refuse(event.client, event.message)
+        elif not isinstance(event, events.FromClient):
+            self._failed(error)
+
+    def _refuse(self, client: str, message: Submit) -> None:
+        """End a request that could not be taken, with one terminal message, however far it had come."""
+        if self._machine.knows(client, message.key):
+            self._handle(events.FromClient(client, Cancel(key=message.key)))
+            return
+        refusal = Unavailable("the coordinator could not take this request")
+        failure = (refusal.code, refusal.message, None)
+        start = len(message.emitted)
+        output = Output(key=message.key, start=start, tokens=(), finish_reason="error", error=failure)
+        self._hub.send(client, output)

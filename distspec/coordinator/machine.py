@@ -65,6 +65,10 @@ class Machine:
         """A live request, to look at."""
         return self._ctx.requests.get(number)
 
+    def knows(self, client: str, key: str) -> bool:
+        """Whether this client has a live request of that key."""
+        return (client, key) in self._ctx.keys
+
     def snapshot(self) -> dict[str, Any]:
         """What `distspec status` and the metrics show: plain values."""
         ctx = self._ctx
@@ -287,6 +291,7 @@ class Machine:
         ctx = self._ctx
         for request in list(ctx.requests.values()):
             if request.state is State.LEASED and not driving.wants_lease(ctx, request):
+                driving.attach(ctx, request)  # first, so that no two leases are revoked for one drafter's credit
                 lifecycle.revoke(ctx, request)
             elif request.state is State.DRIVEN:
                 lifecycle.bind_verifiers(ctx, request)

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from distspec.coordinator.context import Settings
+from distspec.coordinator.events import Tick
 from distspec.coordinator.journal import Journal, read
 from distspec.coordinator.loop import Loop
 from distspec.coordinator.machine import Machine
@@ -39,6 +40,7 @@ class Coordinator:
 
     def __init__(self, term: int = 1, journal: Journal | None = None, settings: Settings | None = None) -> None:
         self.lefts: list[tuple[str, int, str]] = []
+        self.failures: list[Exception] = []
         self.trace = Trace()
         self.observer = Observer(self.trace)
         self.machine = Machine(settings or Settings(), term)
@@ -51,6 +53,7 @@ class Coordinator:
             heartbeat_s=0.05,
             lease_s=5.0,
             fingerprint={"distspec": "1"},
+            failed=self.failures.append,
             journal=journal,
         )
         self.endpoint = self.hub.start(self.loop)
@@ -300,6 +303,37 @@ async def test_a_request_that_breaks_the_machine_ends_alone(fleet: Fleet, monkey
     with pytest.raises(Unavailable):
         await stream(client, PROMPTS[1])
     assert await other == plain(PROMPTS[0])
+
+
+async def test_a_request_that_breaks_half_way_gets_one_terminal_message(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = fleet.coordinator()
+    await fleet.worker("decode:0")
+    client = await fleet.client()
+    honest = life.machine._submit
+
+    def broken(name: str, message: Any) -> None:
+        honest(name, message)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life.machine, "_submit", broken)
+        outputs = [o async for o in client.submit(PROMPTS[1], params(30), SpeculationChoice())]
+    assert [output.finish_reason for output in outputs] == ["abort"]
+    assert life.machine.snapshot()["requests"] == {}
+    assert await stream(client, PROMPTS[1]) == plain(PROMPTS[1])
+
+
+async def test_a_machine_that_breaks_on_its_own_ends_its_life(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = fleet.coordinator()
+
+    def broken(event: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(life.machine._events, Tick, broken)
+    await asyncio.sleep(0.2)
+    assert isinstance(life.failures[0], ZeroDivisionError)
 
 
 async def run_journal(fleet: Fleet, path: Path, limit_bytes: int = 1 << 20) -> None:
