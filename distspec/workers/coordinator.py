@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -90,6 +91,9 @@ class Coordinator:
     async def drain(self, worker: str) -> None:
         """Move the work of `pool:index` elsewhere and give it none."""
         self._running()
+        workers = self._machine.snapshot()["workers"]
+        if worker not in workers:
+            raise FleetError(f"no worker {worker} has joined; there are {', '.join(sorted(workers)) or 'none'}")
         self._loop.drain(worker)
 
     async def stop(self) -> None:
@@ -130,6 +134,7 @@ class Coordinator:
             heartbeat_s=beat.heartbeat_s,
             lease_s=beat.lease_s,
             fingerprint=package(),
+            failed=_end,
             journal=journal,
         )
         self._endpoint = hub.start(self._loop, node_address())
@@ -146,6 +151,12 @@ class Coordinator:
         while True:
             await asyncio.sleep(_MIRROR_S)
             mirror.publish(self._observer.metrics(self._machine.snapshot()))
+
+
+def _end(error: Exception) -> None:
+    """End this life at once: whoever keeps the fleet begins the next, which asks clients and workers anew."""
+    log.critical("this coordinator cannot go on: %s: %s", type(error).__name__, error)
+    os._exit(1)
 
 
 def _settings(config: Config) -> Settings:
