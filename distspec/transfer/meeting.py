@@ -60,11 +60,15 @@ class _Ask(Struct, array_like=True):
 
 
 class Served:
-    """The board of this worker, for itself and, at `place`, for its peers."""
+    """The board of this worker, for itself and, at `place`, for its peers.
 
-    def __init__(self, host: str) -> None:
+    strangers: connections that may be about to prove themselves at the same time; a further one is closed at once.
+    """
+
+    def __init__(self, host: str, strangers: int = 64) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
+        self._strangers = threading.BoundedSemaphore(strangers)
         self._listener = socket.create_server((host, 0), backlog=64)
         self.place = Place(host, int(self._listener.getsockname()[1]), secrets.token_bytes(32))
         threading.Thread(target=self._accept, name="transfer board", daemon=True).start()
@@ -95,15 +99,40 @@ class Served:
                 peer, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            # Who dawdles over the secret holds up this thread alone.
-            threading.Thread(target=self._serve, args=(_connection(peer),), name="transfer board", daemon=True).start()
+            if not self._strangers.acquire(blocking=False):
+                peer.close()
+                continue
+            threading.Thread(target=self._serve, args=(peer,), name="transfer board", daemon=True).start()
 
-    def _serve(self, connection: Connection[Any, Any]) -> None:
-        with connection, suppress(OSError, EOFError, AuthenticationError, msgspec.DecodeError):
-            _authenticate(connection, self.place.secret, first=True)
-            while True:
-                ask = msgspec.msgpack.decode(connection.recv_bytes(), type=_Ask)
-                connection.send_bytes(self._answer(ask))
+    def _serve(self, peer: socket.socket) -> None:
+        with suppress(OSError, EOFError, AuthenticationError, msgspec.DecodeError):
+            try:
+                connection = self._admit(peer)
+            finally:
+                self._strangers.release()
+            with connection:
+                self._answer_all(connection)
+
+    def _admit(self, peer: socket.socket) -> Connection[Any, Any]:
+        """Whoever does not prove in time to know the secret is cut off, in whatever read or write it keeps us."""
+        cut = threading.Timer(_ANSWER_S, _shut, (peer,))
+        with peer:
+            connection = _connection(peer.dup())
+            cut.start()
+            try:
+                _authenticate(connection, self.place.secret, first=True)
+            except BaseException:
+                connection.close()
+                raise
+            finally:
+                cut.cancel()
+                cut.join()  # so that it knows no socket that is closed
+        return connection
+
+    def _answer_all(self, connection: Connection[Any, Any]) -> None:
+        while True:
+            ask = msgspec.msgpack.decode(connection.recv_bytes(), type=_Ask)
+            connection.send_bytes(self._answer(ask))
 
     def _answer(self, ask: _Ask) -> bytes:
         if ask.value is not None:
@@ -150,6 +179,11 @@ class Visited:
             raise TransferFailed(f"the peer is gone: {error or type(error).__name__}") from None
         self._connection.close()  # its answer may still come, to a question of later
         raise TransferFailed("the peer does not answer")
+
+
+def _shut(peer: socket.socket) -> None:
+    with suppress(OSError):  # it went by itself
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 def _connection(peer: socket.socket) -> Connection[Any, Any]:

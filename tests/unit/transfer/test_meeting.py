@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -50,6 +52,36 @@ def test_only_holders_of_the_secret_may_connect_and_others_do_no_harm(board: Ser
     silent = socket.create_connection((HOST, board.place.port))
     Visited(board.place).set("a", b"1")
     silent.close()
+
+
+@pytest.mark.parametrize("says", [b"", b"\0"])
+def test_a_stranger_is_cut_off_and_leaves_no_thread(board: Served, says: bytes) -> None:
+    before = threading.active_count()
+    with socket.create_connection((HOST, board.place.port)) as silent:
+        silent.sendall(says)  # a part of a frame, of which the rest never comes
+        silent.settimeout(60)
+        while silent.recv(4096):
+            pass  # the challenge, then the end
+    while threading.active_count() > before:
+        time.sleep(0.01)
+    Visited(board.place).set("a", b"1")
+
+
+def test_strangers_beyond_a_number_are_turned_away_and_then_welcome_again() -> None:
+    few = Served(HOST, strangers=2)
+    with ExitStack() as stack:
+        stack.callback(few.close)
+        known = Visited(few.place)
+        known.set("a", b"0")  # answered, so it is no stranger any more
+        crowd = [stack.enter_context(socket.create_connection((HOST, few.place.port), 60)) for _ in range(2)]
+        assert all(member.recv(4) for member in crowd)
+        with socket.create_connection((HOST, few.place.port), 60) as late:
+            assert not late.recv(4)
+        known.set("a", b"1")
+        for member in crowd:
+            while member.recv(4096):
+                pass
+        assert Visited(few.place).get("a", 0) == b"1"
 
 
 def test_a_board_that_is_gone_or_silent_is_told(board: Served) -> None:
