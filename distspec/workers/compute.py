@@ -47,6 +47,11 @@ class _Joined:
     link: Link
 
 
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    found: Future[None]
+
+
 class Compute(threading.Thread):
     """reply(link, messages): sends what came of the life of that link. broke(link, error): that life is over.
     begin: comes before everything else. All are called on this thread.
@@ -61,7 +66,7 @@ class Compute(threading.Thread):
     ) -> None:
         super().__init__(name="compute", daemon=True)
         self._work, self._reply, self._broke, self._begin = work, reply, broke, begin
-        self._inbox: queue.SimpleQueue[_Joined | Message | Later | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Joined | _Proof | Message | Later | None] = queue.SimpleQueue()
 
     def join_as(self, link: Link) -> None:
         """Begin the life of this link: what was taken before concerns the one before."""
@@ -75,20 +80,10 @@ class Compute(threading.Thread):
         self._inbox.put(action)
 
     def check(self) -> Future[None]:
-        """Prove the books between two steps."""
-        proof: Future[None] = Future()
-
-        def prove() -> tuple[()]:
-            try:
-                self._work.check()
-            except BaseException as error:
-                proof.set_exception(error)
-            else:
-                proof.set_result(None)
-            return ()
-
-        self.later(prove)
-        return proof
+        """Prove the books between two steps. Answered between two lives as well, and of whatever was left then."""
+        proof = _Proof(Future())
+        self._inbox.put(proof)
+        return proof.found
 
     def stop(self) -> None:
         self._inbox.put(None)
@@ -103,12 +98,14 @@ class Compute(threading.Thread):
                 if isinstance(item, _Joined):
                     link = item.link
                     self._try(link, partial(self._reset, link.incarnation))
+                elif isinstance(item, _Proof):
+                    self._prove(item)
                 elif link is not None and not self._try(link, partial(self._handle, item)):
                     link = None
             if link is not None and self._work.ready() and not self._try(link, self._work.step):
                 link = None
 
-    def _arrived(self, wait: bool) -> list[_Joined | Message | Later | None]:
+    def _arrived(self, wait: bool) -> list[_Joined | _Proof | Message | Later | None]:
         items = [self._inbox.get()] if wait else []
         while not self._inbox.empty():
             items.append(self._inbox.get())
@@ -116,6 +113,14 @@ class Compute(threading.Thread):
 
     def _handle(self, item: Message | Later) -> Sequence[Message]:
         return item() if callable(item) else self._work.receive(item)
+
+    def _prove(self, proof: _Proof) -> None:
+        try:
+            self._work.check()
+        except BaseException as error:
+            proof.found.set_exception(error)
+        else:
+            proof.found.set_result(None)
 
     def _reset(self, incarnation: int) -> Sequence[Message]:
         self._work.reset(incarnation)

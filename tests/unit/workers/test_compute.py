@@ -147,6 +147,16 @@ def test_a_work_that_broke_is_silent_until_its_next_life(desk: Desk) -> None:
     assert desk.broken.empty()
 
 
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_proof_is_answered_between_two_lives(desk: Desk, leaks: bool) -> None:
+    desk.work.leaks = leaks
+    before = desk.compute.check()
+    desk.join(1)
+    desk.take("boom")
+    for proof in (before, desk.compute.check()):
+        assert isinstance(proof.exception(30), AssertionError if leaks else type(None))
+
+
 def test_a_proof_reports_what_it_found_and_breaks_nothing(desk: Desk) -> None:
     desk.join(1)
     assert desk.compute.check().result(30) is None
