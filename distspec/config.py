@@ -52,6 +52,14 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     num_threads: Natural = 0
 
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold one request of so many tokens, its scratch nodes, and two partly filled pages."""
+        return -(-(tokens + self.max_scratch_nodes) // self.page_size) + 2
+
+    def tokens_in(self, pages: int) -> int:
+        """The longest request that so many pages hold, in tokens: the inverse of `pages_for`, 0 if there is none."""
+        return max(0, (pages - 2) * self.page_size - self.max_scratch_nodes)
+
 
 class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt lookup: the latest match of the longest suffix, from max_n tokens down to min_n."""
@@ -87,7 +95,12 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pools(Struct, frozen=True, forbid_unknown_fields=True):
-    """No prefill worker: decode workers prefill. No draft worker: see speculation.placement."""
+    """No prefill worker: decode workers prefill. No draft worker: see speculation.placement.
+
+    placement_strategy: how the workers of a pool lie on the hosts. It takes hold of what they ask for (num_cpus,
+    num_gpus, resources): of a pool that asks for nothing, SPREAD is a wish, PACK means nothing, and STRICT_PACK and
+    STRICT_SPREAD are refused.
+    """
 
     prefill: Pool = Pool()
     decode: Pool = Pool(replicas=1)
@@ -120,7 +133,7 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """A whole fleet. name: Ray actors are named after it, so two fleets of one cluster need two names."""
 
-    name: str = "distspec"
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+\Z")] = "distspec"
     model: Model = Model()
     engine: Engine = Engine()
     speculation: Speculation = Speculation()
@@ -128,6 +141,23 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: Coordinator = Coordinator()
     server: Server = Server()
     transfer: Literal["auto", "gloo", "nccl"] = "auto"
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients know the model by."""
+        return self.model.served_name or self.model.name
+
+    @property
+    def policies(self) -> tuple[PolicyName, ...]:
+        """The policies that a request may choose."""
+        return self.speculation.allowed_policies if self.speculation.drafter != "none" else ("ar",)
+
+    def max_model_len(self, max_position: int) -> int:
+        """The longest request in tokens: as configured, or what the model takes and the configured pages hold."""
+        if self.model.max_model_len is not None:
+            return self.model.max_model_len
+        pages = self.engine.num_pages
+        return max_position if pages is None else min(max_position, self.engine.tokens_in(pages))
 
 
 def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[str] = ()) -> Config:
@@ -170,6 +200,7 @@ def check(config: Config) -> None:
         raise InvalidValue("pools.draft.replicas", 0, "at least 1, or speculation.placement=local")
     if spec.drafter == "none" and pools.draft.replicas:
         raise InvalidValue("pools.draft.replicas", pools.draft.replicas, "0 without a drafter")
+    _check_placement(pools)
     if spec.ngram.min_n > spec.ngram.max_n:
         raise InvalidValue("speculation.ngram.min_n", spec.ngram.min_n, f"at most max_n ({spec.ngram.max_n})")
     need = spec.num_speculative_tokens or 0
@@ -184,14 +215,24 @@ def check(config: Config) -> None:
         raise InvalidValue(
             "coordinator.worker_timeout_s", beat.worker_timeout_s, f">= 2 x heartbeat_s ({2 * beat.heartbeat_s})"
         )
-    if config.model.max_model_len is not None and config.engine.num_pages is not None:
-        room = config.engine.num_pages * config.engine.page_size
-        if room < config.model.max_model_len:
-            raise InvalidValue(
-                "engine.num_pages",
-                config.engine.num_pages,
-                f">= {-(-config.model.max_model_len // config.engine.page_size)} to hold one request of max_model_len",
-            )
+    _check_pages(config.engine, config.model.max_model_len)
+
+
+def _check_pages(engine: Engine, max_model_len: int | None) -> None:
+    need = engine.pages_for(max_model_len or 1)
+    if engine.num_pages is not None and engine.num_pages < need:
+        longest = "any request" if max_model_len is None else "one request of max_model_len"
+        raise InvalidValue("engine.num_pages", engine.num_pages, f">= {need} to hold {longest} and its scratch nodes")
+
+
+def _check_placement(pools: Pools) -> None:
+    if not pools.placement_strategy.startswith("STRICT_"):
+        return
+    for name in get_args(Role):
+        pool: Pool = getattr(pools, name)
+        if pool.replicas and not (pool.num_cpus or pool.num_gpus or any(pool.resources.values())):
+            need = f"num_cpus, num_gpus or resources in pools.{name}, which asks for nothing; or SPREAD or PACK"
+            raise InvalidValue("pools.placement_strategy", pools.placement_strategy, need)
 
 
 def named() -> list[str]:

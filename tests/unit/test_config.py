@@ -180,12 +180,65 @@ def test_a_value_that_cannot_work_is_refused_with_the_path_of_its_key(override: 
     assert str(caught.value).startswith(f"{path}: ")
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_pages_must_hold_the_longest_request_with_its_scratch_nodes(page_size: int) -> None:
+    """So that nothing behind ever cuts a request that the front let pass."""
+    pages = load("local", [f"engine.page_size={page_size}"]).engine.pages_for(4096)
+    assert (pages - 2) * page_size >= 4096 + 64
+    asked = [f"engine.page_size={page_size}", "model.max_model_len=4096"]
+    assert load("local", [*asked, f"engine.num_pages={pages}"]).max_model_len(8192) == 4096
+    with pytest.raises(InvalidValue, match=rf"^engine\.num_pages: got {pages - 1}, need >= {pages} "):
+        load("local", [*asked, f"engine.num_pages={pages - 1}"])
+
+
+def test_without_max_model_len_pages_and_model_decide_the_longest_request() -> None:
+    free = ["model.max_model_len=null"]
+    assert load("local", free).max_model_len(8192) == 8192
+    assert load("local", [*free, "engine.num_pages=1000"]).max_model_len(8192) == 8192
+    assert load("local", [*free, "engine.num_pages=100"]).max_model_len(8192) == 98 * 16 - 64
+    assert load("local", [*free, "engine.num_pages=7"]).max_model_len(8192) == 16
+    with pytest.raises(InvalidValue, match=r"need >= 7 to hold any request"):
+        load("local", [*free, "engine.num_pages=6"])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a/b", "é", "a\n", "x*"])
+def test_a_name_that_actors_cannot_bear_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({"name": name, "speculation": {"placement": "local"}})
+    assert caught.value.path == "name"
+
+
+def test_a_name_of_letters_digits_and_marks_is_taken() -> None:
+    assert load("local", ["name=Fleet-2_b.1"]).name == "Fleet-2_b.1"
+
+
+def test_a_model_has_one_served_name_and_a_fleet_one_list_of_policies() -> None:
+    assert load("local").served_name == "smollm2-135m"
+    assert load("local", ["model.served_name=tiny"]).served_name == "tiny"
+    assert load("local", ["speculation.allowed_policies=[ar, sd]"]).policies == ("ar", "sd")
+    none = ["speculation.drafter=none", "speculation.policy=ar", "pools.draft.replicas=0"]
+    assert load("local", none).policies == ("ar",)
+
+
 def test_draft_workers_without_a_drafter_are_refused() -> None:
     without = ["speculation.policy=ar", "speculation.drafter=none"]
     with pytest.raises(InvalidValue) as caught:
         load("local", without)
     assert caught.value.path == "pools.draft.replicas"
     load("local", [*without, "pools.draft.replicas=0"])
+
+
+@pytest.mark.parametrize("asks", ["num_cpus=1", "num_gpus=0.5", "resources={rack: 1}"])
+@pytest.mark.parametrize("strategy", ["STRICT_SPREAD", "STRICT_PACK"])
+def test_a_strict_placement_is_refused_where_a_pool_asks_for_nothing(strategy: str, asks: str) -> None:
+    overrides = [f"pools.placement_strategy={strategy}"]
+    overrides += [f"pools.{pool}.{asks}" for pool in ("prefill", "decode", "draft")]
+    for verify in ("num_cpus=0", "resources={rack: 0}"):
+        with pytest.raises(InvalidValue, match=r"pools\.verify, which asks for nothing") as caught:
+            load("local", [*overrides, f"pools.verify.{verify}"])
+        assert caught.value.path == "pools.placement_strategy"
+    load("local", [*overrides, f"pools.verify.{asks}"])
+    load("local", [*overrides, "pools.verify.replicas=0"])
 
 
 def test_more_nodes_than_scratch_are_refused() -> None:
