@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
+from msgspec import structs
 
 from distspec import config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
@@ -38,10 +39,17 @@ def model(seed: int = 0) -> Llama:
 
 
 def engine(page_size: int = 16, num_pages: int | None = None, slots: int = 8, seed: int = 0) -> Engine:
-    """A real engine over a tiny random model. num_pages None: enough for all slots."""
-    pages = num_pages or slots * -(-SHAPE.max_position // page_size)
-    options = config.Engine(page_size=page_size, num_pages=pages, max_num_seqs=slots)
-    return Engine(model(seed), options, device=CPU)
+    """A real engine over a tiny random model. num_pages: what is free of its pool; None: enough for all slots."""
+    if num_pages is None:
+        pages = slots * -(-SHAPE.max_position // page_size)
+        options = config.Engine(page_size=page_size, num_pages=pages, max_num_seqs=slots)
+        return Engine(model(seed), options, device=CPU)
+    # A pool holds one whole request at least: what is more than num_pages belongs to somebody who never moves.
+    options = config.Engine(page_size=page_size, max_num_seqs=slots + 1)
+    taken = options.pages_for(SHAPE.max_position)
+    made = Engine(model(seed), structs.replace(options, num_pages=num_pages + taken), device=CPU)
+    made.reserve(made.open((), GREEDY), taken * page_size)
+    return made
 
 
 @cache

@@ -57,7 +57,7 @@ class Engine:
     def __init__(
         self, model: Model, options: config.Engine, *, device: torch.device, max_model_len: int | None = None
     ) -> None:
-        """max_model_len None: the model's own, or what the pool holds if that is less.
+        """max_model_len None: the model's own, or what the pool holds beside scratch nodes if that is less.
 
         Raises InvalidValue if the model or the pool cannot hold what is configured.
         """
@@ -66,18 +66,14 @@ class Engine:
             raise InvalidValue("model.max_model_len", max_model_len, f"at most {shape.max_position}, the model's own")
         longest = max_model_len or shape.max_position
         pages = pages_that_fit(shape, options, longest, model.dtype, device)
+        if pages < options.pages_for(max_model_len or 1):
+            raise _too_few(pages, options, max_model_len)
         self.model = model
         self.device = device
         self.page_size = options.page_size
         self.slots = options.max_num_seqs
         self.capacity = pages * options.page_size
-        if max_model_len is not None and self.capacity < max_model_len:
-            raise InvalidValue(
-                "engine.num_pages",
-                pages,
-                f">= {-(-max_model_len // options.page_size)} for one request of max_model_len",
-            )
-        self.max_model_len = min(longest, self.capacity)
+        self.max_model_len = min(longest, options.tokens_in(pages))
         self.pool = KVPool(
             shape.num_layers, self.capacity, shape.num_kv_heads, shape.head_dim, dtype=model.dtype, device=device
         )
@@ -222,3 +218,13 @@ class Engine:
 
     def _integers(self, values: Seq[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def _too_few(pages: int, options: config.Engine, max_model_len: int | None) -> InvalidValue:
+    """Names the key that would help: the pool's size where it is configured, else what memory leaves too little for."""
+    need = options.pages_for(max_model_len or 1)
+    if options.num_pages is not None:
+        return InvalidValue("engine.num_pages", pages, f">= {need} to hold a request and its scratch nodes")
+    if max_model_len is not None and (room := options.tokens_in(pages)):
+        return InvalidValue("model.max_model_len", max_model_len, f"at most {room}: memory holds {pages} KV pages")
+    return InvalidValue("engine.max_scratch_nodes", options.max_scratch_nodes, f"fewer: memory holds {pages} KV pages")

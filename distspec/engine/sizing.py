@@ -31,8 +31,7 @@ def pages_that_fit(
     if options.num_pages is not None:
         return options.num_pages
     position = KVPool.position_bytes(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-    # Scratch nodes and the two partly filled pages at the seams are on top of what is committed.
-    one = -(-(max_model_len + options.max_scratch_nodes) // options.page_size) + 2
+    one = options.pages_for(max_model_len)
     if device.type == "cuda":
         fit = _cuda_bytes(model, options, device) // (position * options.page_size)
     else:

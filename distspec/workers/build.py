@@ -95,7 +95,7 @@ def _target(
 
 def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork, Hello]:
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
-    longest = config.model.max_model_len or shape.max_position
+    longest = config.max_model_len(shape.max_position)
     drafter = make(config, max_model_len=longest, device=device)
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")

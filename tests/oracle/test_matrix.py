@@ -48,6 +48,7 @@ BUDGET = 16
 """Rows of a step: prompts longer than this come in chunks."""
 SLOTS = 4
 """Fewer than the requests, so that some wait."""
+SCRATCH = 16
 LONG = tuple(7 * i * i % 96 for i in range(70))
 REPEATED = (5, 9, 2, 11, 3) * 5
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -137,7 +138,7 @@ class Cell:
         return ["decode", *["verify"] * self.verifiers, *others]
 
     def fleet(self, target: Llama, *, seed: int, loss: float = 0.0, width: int | None = 3) -> Fleet:
-        settings = Settings(policy=self.policy, local_drafts=self.colocated, width=width, lookahead=2, room=16)
+        settings = Settings(policy=self.policy, local_drafts=self.colocated, width=width, lookahead=2, room=SCRATCH)
         return Fleet(self.roles, settings, partial(self._build, target), seed=seed, loss=loss)
 
     def _build(self, target: Llama, role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
@@ -151,7 +152,10 @@ class Cell:
 
     def _engine(self, model: Llama) -> Engine:
         pages = self.num_pages or SLOTS * (-(-SHAPE.max_position // self.page_size) + 1)
-        return Engine(model, config.Engine(page_size=self.page_size, num_pages=pages, max_num_seqs=SLOTS), device=CPU)
+        options = config.Engine(
+            page_size=self.page_size, num_pages=pages, max_num_seqs=SLOTS, max_scratch_nodes=SCRATCH
+        )
+        return Engine(model, options, device=CPU)
 
     def _drafter(self, target: Llama) -> Drafter:
         if self.drafter == "ngram":

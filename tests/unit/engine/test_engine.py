@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from distspec import config
 from distspec.engine import Engine, Segment
@@ -30,7 +31,7 @@ def model() -> Llama:
 
 
 def test_slots_and_pages_are_refused_and_nothing_leaks(model: Llama) -> None:
-    engine = Engine(model, config.Engine(page_size=4, num_pages=4, max_num_seqs=2), device=CPU)
+    engine = Engine(model, config.Engine(page_size=4, num_pages=4, max_num_seqs=2, max_scratch_nodes=4), device=CPU)
     first, second = engine.open([1], PARAMS), engine.open([2], PARAMS)
     with pytest.raises(OutOfSlots):
         engine.open([3], PARAMS)
@@ -103,12 +104,24 @@ def test_the_pool_is_sized_from_what_is_configured_or_can_be_used(model: Llama) 
     sized = Engine(model, config.Engine(page_size=16, max_num_seqs=3), device=CPU)
     assert 3 * 64 <= sized.capacity <= 3 * (64 + 64 + 32)
     assert sized.max_model_len == 64
-    small = Engine(model, config.Engine(page_size=16, num_pages=2), device=CPU)
-    assert (small.capacity, small.max_model_len) == (32, 32)
-    with pytest.raises(ConfigError, match=r"engine\.num_pages"):
-        Engine(model, config.Engine(page_size=16, num_pages=2), device=CPU, max_model_len=33)
     with pytest.raises(ConfigError, match=r"model\.max_model_len"):
         Engine(model, config.Engine(), device=CPU, max_model_len=65)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("nodes", [1, 7, 16])
+def test_the_longest_request_leaves_room_for_scratch_nodes_and_the_seams(
+    model: Llama, page_size: int, nodes: int
+) -> None:
+    options = config.Engine(page_size=page_size, max_scratch_nodes=nodes)
+    pages = options.pages_for(33)
+    for max_model_len in (None, 33):
+        engine = Engine(model, replace(options, num_pages=pages), device=CPU, max_model_len=max_model_len)
+        assert 33 <= engine.max_model_len <= engine.capacity - nodes - 2 * page_size
+    with pytest.raises(ConfigError, match=rf"engine\.num_pages: got {pages - 1}, need >= {pages} "):
+        Engine(model, replace(options, num_pages=pages - 1), device=CPU, max_model_len=33)
+    with pytest.raises(ConfigError, match=r"engine\.num_pages"):
+        Engine(model, replace(options, num_pages=options.pages_for(1) - 1), device=CPU)
 
 
 def test_measuring_leaves_nothing_behind(model: Llama) -> None:
@@ -119,4 +132,5 @@ def test_measuring_leaves_nothing_behind(model: Llama) -> None:
     assert min(costs) > 0
     engine.check()
     assert engine.books.allocator.free * 4 == engine.capacity
-    assert Engine(model, config.Engine(page_size=4, num_pages=2), device=CPU).measure() == ()
+    small = config.Engine(page_size=4, num_pages=4, max_scratch_nodes=4)
+    assert Engine(model, small, device=CPU).measure() == ()
