@@ -48,9 +48,8 @@ def _ready(config: Config, seconds: float) -> str:
     import ray
 
     url = f"http://{config.server.host}:{config.server.port}"
-    model = config.model.served_name or config.model.name
     return (
-        f"\nready after {seconds:.0f} s: {url}/v1 serves {model}. Ctrl-C ends it.\n"
+        f"\nready after {seconds:.0f} s: {url}/v1 serves {config.served_name}. Ctrl-C ends it.\n"
         f"Ray is at {ray.get_runtime_context().gcs_address}; `distspec status` shows the fleet.\n\n"
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
         f'    \'{{"stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n'

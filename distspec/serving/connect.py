@@ -81,13 +81,13 @@ def read_model(config: Config) -> tuple[Text, Limits]:
     name = config.model.name
     shape = ModelConfig.from_pretrained(model_folder(name))
     limits = Limits(
-        model=config.model.served_name or name,
+        model=config.served_name,
         vocab_size=shape.vocab_size,
-        max_model_len=config.model.max_model_len or shape.max_position,
+        max_model_len=config.max_model_len(shape.max_position),
         default_max_tokens=config.server.default_max_tokens,
         max_n=config.server.max_n,
         max_streams=max(config.coordinator.max_queued_requests, config.server.max_n),
         max_nodes=config.engine.max_scratch_nodes,
-        policies=config.speculation.allowed_policies if config.speculation.drafter != "none" else ("ar",),
+        policies=config.policies,
     )
     return Text(load_tokenizer(name), shape.eos_token_ids), limits

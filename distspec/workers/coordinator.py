@@ -28,7 +28,7 @@ from distspec.protocol.keys import Endpoint, FleetKeys
 from distspec.trace import Span, Trace
 from distspec.workers.crew import Crew
 from distspec.workers.fingerprint import package
-from distspec.workers.lease import FleetLease
+from distspec.workers.lease import FleetLease, end_unless_claimed
 from distspec.workers.mirror import Mirror
 from distspec.workers.names import node_address
 
@@ -37,9 +37,13 @@ _MIRROR_S = 5.0
 
 
 class Coordinator:
-    """All methods may be called by anyone who holds the handle; `initialize` comes first."""
+    """All methods may be called by anyone who holds the handle; `initialize` comes first.
 
-    def __init__(self) -> None:
+    unclaimed_s: how long it waits for that before it ends.
+    """
+
+    def __init__(self, unclaimed_s: float) -> None:
+        self._unclaimed = end_unless_claimed(unclaimed_s)
         self._config: Config | None = None
         self._started: asyncio.Task[None] | None = None
         self._endings = AsyncExitStack()
@@ -56,6 +60,7 @@ class Coordinator:
             self._lease = FleetLease(config.coordinator.lease_s, what="coordinator", last=self._endings.aclose)
             # Longer than an owner waits for the start, so that it hears why one failed.
             self._lease.renew(2 * config.coordinator.start_timeout_s + config.coordinator.lease_s)
+            self._unclaimed.cancel()
             self._started = asyncio.create_task(self._try_start(config))
         await asyncio.shield(self._started)
         return True
@@ -75,7 +80,7 @@ class Coordinator:
         config = self._running()
         return {
             "name": config.name,
-            "model": config.model.served_name or config.model.name,
+            "model": config.served_name,
             **self._machine.snapshot(),
             "supervision": self._crew.report(),
         }
@@ -163,7 +168,7 @@ def _settings(config: Config) -> Settings:
     spec, beat = config.speculation, config.coordinator
     return Settings(
         policy=spec.policy,
-        allowed_policies=spec.allowed_policies if spec.drafter != "none" else ("ar",),
+        allowed_policies=config.policies,
         local_drafts=spec.placement == "local",
         width=spec.num_speculative_tokens,
         lookahead=spec.lookahead,
