@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from distspec.config import Config
 from distspec.errors import DistspecError, FleetError
 from distspec.protocol.keys import Endpoint
-from distspec.workers.names import NAMESPACE, actor_name, worker_names
+from distspec.workers.names import NAMESPACE, actor, actor_name, worker_names
 from distspec.workers.placement import Placement
 from distspec.workers.worker import Worker
 
@@ -46,20 +46,30 @@ class Crew:
         self._placement = Placement(config)
         self._members = {name: _Member(name) for name in worker_names(config)}
         self._remote = ray.remote(Worker)
+        self._takes_over = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def assemble(self) -> int:
-        """Create the actors that are not there. Returns the term of this coordinator: above all they have seen."""
-        timeout_s = self._config.coordinator.start_timeout_s
-        await asyncio.to_thread(self._placement.reserve, timeout_s)
-        terms = await asyncio.gather(*(self._find(member, timeout_s) for member in self._members.values()))
-        return max(terms, default=0) + 1
+        """Find the workers of the coordinator before, or create all. Returns the term: above all they have seen."""
+        await asyncio.to_thread(self._placement.reserve)
+        members = self._members.values()
+        term = max(await asyncio.gather(*(self._meet(member) for member in members)))
+        self._takes_over = term > 0
+        if not self._takes_over:
+            timeout_s = self._config.coordinator.start_timeout_s
+            await asyncio.to_thread(self._placement.wait, timeout_s)
+            await asyncio.gather(*(self._find(member, timeout_s) for member in members if member.actor is None))
+        return term + 1
 
     async def supervise(self, endpoint: Endpoint, expect: Callable[[str, int], None]) -> None:
-        """Bring all up, then keep them up in the background. Raises what the first one raised that could not."""
+        """Bring all up, then keep them up in the background. Raises what the first one raised that could not.
+
+        In a fleet that ran before, requests wait: nobody waits there for workers that were lost with the coordinator.
+        """
         self._endpoint, self._expect = endpoint, expect
         members = list(self._members.values())
-        await asyncio.gather(*(self._bring_up(member) for member in members))
+        if not self._takes_over:
+            await asyncio.gather(*(self._bring_up(member) for member in members))
         self._tasks = [asyncio.create_task(self._keep_up(member)) for member in members]
 
     async def dismiss(self) -> None:
@@ -92,7 +102,7 @@ class Crew:
         while True:
             if member.state == "joined":
                 await member.gone.wait()
-            if not self._config.coordinator.restart_workers:
+            if member.lives and not self._config.coordinator.restart_workers:
                 return
             try:
                 await self._bring_up(member)
@@ -126,8 +136,20 @@ class Crew:
             self._kill(member)
             raise
 
-    async def _find(self, member: _Member, timeout_s: float) -> int:
-        """Get or create a worker's actor; what it answers first is the term that it has seen."""
+    async def _meet(self, member: _Member) -> int:
+        """The term that a worker has seen which is there already. 0: there is none; one that is silent is ended."""
+        timeout_s = self._config.coordinator.worker_timeout_s
+        try:
+            member.actor = await asyncio.to_thread(actor, actor_name(self._config.name, member.name))
+            member.node = await _answer(member.actor.where.remote(), timeout_s)
+            return int(await _answer(member.actor.term.remote(), timeout_s))
+        except (FleetError, RayActorError) as error:
+            log.info("%s is to be created: %s", member.name, error)
+            self._kill(member)
+            return 0
+
+    async def _find(self, member: _Member, timeout_s: float) -> None:
+        """Get or create a worker's actor, and wait until it runs."""
         member.state = "starting"
         options = {
             "name": actor_name(self._config.name, member.name),
@@ -136,15 +158,15 @@ class Crew:
             "get_if_exists": True,
             **self._placement.options(member.name),
         }
-        member.actor = await asyncio.to_thread(lambda: self._remote.options(**options).remote())
+        unclaimed_s = 2 * self._config.coordinator.start_timeout_s
+        member.actor = await asyncio.to_thread(lambda: self._remote.options(**options).remote(unclaimed_s))
         try:
             member.node = await _answer(member.actor.where.remote(), timeout_s)
-            return int(await _answer(member.actor.term.remote(), _CALL_S))
         except RayActorError:
             if member.lives:
                 raise
             member.lives += 1  # one that died with the coordinator before; its name is free now
-            return await self._find(member, timeout_s)
+            await self._find(member, timeout_s)
 
     def _kill(self, member: _Member) -> None:
         if member.actor is not None:

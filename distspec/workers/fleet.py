@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -21,6 +22,7 @@ from distspec.protocol.keys import Endpoint
 from distspec.trace import Span
 from distspec.workers.client import Client
 from distspec.workers.names import COORDINATOR, NAMESPACE, actor, actor_name
+from distspec.workers.placement import release
 
 log = logging.getLogger(__name__)
 _ASK_S = 10.0
@@ -120,7 +122,8 @@ class Keeper(threading.Thread):
 def launch(config: Config) -> FleetHandle:
     """Start the fleet of this configuration, or join it where it runs, and keep it until `close`.
 
-    Blocks until its workers have joined; ray must be initialized. Raises FleetError, ConfigError or ModelNotFound.
+    Blocks until its workers have joined, or, where it takes over from a coordinator that died, until the next one
+    runs; ray must be initialized. Raises FleetError, ConfigError or ModelNotFound.
     """
     start(config)
     keeper = Keeper(config)
@@ -136,15 +139,17 @@ def attach(name: str) -> FleetHandle:
 
 def shutdown(name: str) -> None:
     """End a fleet: workers, placement groups, coordinator. One that does not run is fine."""
+    with suppress(FleetError):
+        _stop(name, actor(actor_name(name, COORDINATOR)))
+    release(name)  # those that a coordinator left behind which could not stop
+
+
+def _stop(name: str, coordinator: Any) -> None:
     try:
-        handle = actor(actor_name(name, COORDINATOR))
-    except FleetError:
-        return
-    try:
-        ray.get(handle.stop.remote(), timeout=_ASK_S)
+        ray.get(coordinator.stop.remote(), timeout=_ASK_S)
     except (RayActorError, RayTaskError, GetTimeoutError) as error:
         log.warning("fleet %s did not stop by itself; its lease ends it: %s", name, error)
-    ray.kill(handle)
+    ray.kill(coordinator)
 
 
 def start(config: Config) -> None:
@@ -159,7 +164,7 @@ def start(config: Config) -> None:
             lifetime="detached",
             get_if_exists=True,
         )
-        .remote()
+        .remote(2 * config.coordinator.start_timeout_s)
     )
     try:
         fits = ray.get(handle.initialize.remote(config), timeout=2 * config.coordinator.start_timeout_s)

@@ -5,10 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
 _LAST_S = 5.0
+
+
+def end_unless_claimed(after_s: float) -> threading.Timer:
+    """Ends this process after after_s, unless cancelled: whoever made it may have died before it told what to do.
+
+    A thread, because there is no event loop yet, and because none may keep it.
+    """
+    timer = threading.Timer(after_s, _unclaimed, (after_s,))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _unclaimed(after_s: float) -> None:
+    log.warning("nobody initialized this actor within %g s: it ends", after_s)
+    os._exit(0)
 
 
 class FleetLease:

@@ -21,16 +21,20 @@ from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import Fault, Hello, Message
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Compute, Later
-from distspec.workers.lease import FleetLease
+from distspec.workers.lease import FleetLease, end_unless_claimed
 from distspec.workers.threads import spin_briefly
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker of a fleet: prefill, decode and verify workers do the same, draft workers draft."""
+    """One worker of a fleet: prefill, decode and verify workers do the same, draft workers draft.
 
-    def __init__(self) -> None:
+    unclaimed_s: how long it waits for `initialize` before it ends.
+    """
+
+    def __init__(self, unclaimed_s: float) -> None:
+        self._unclaimed = end_unless_claimed(unclaimed_s)
         self._config: Config | None = None
         self._hello: Hello | None = None
         self._link: Link | None = None
@@ -56,6 +60,7 @@ class Worker:
         beat = config.coordinator
         self._lease = FleetLease(beat.lease_s, what=worker, heard_s=lambda: self._link.heard_s if self._link else 0.0)
         self._lease.renew(beat.start_timeout_s)
+        self._unclaimed.cancel()
         try:
             await asyncio.to_thread(self._build, config, worker, threads)
             self._lease.renew()

@@ -19,8 +19,10 @@ from distspec.errors import FleetError, InvalidField, ModelNotFound
 from distspec.protocol.messages import SamplingParams, SpeculationChoice
 from distspec.workers import fleet as fleets
 from distspec.workers.client import Client
+from distspec.workers.coordinator import remote_coordinator
 from distspec.workers.fleet import FleetHandle
 from distspec.workers.names import actor, actor_name
+from distspec.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -200,6 +202,31 @@ async def test_a_coordinator_that_dies_or_freezes_costs_no_request(handle: Fleet
     await idle(handle)
 
 
+async def test_a_coordinator_that_dies_with_a_frozen_worker_costs_no_request(handle: FleetHandle) -> None:
+    """Far sooner than a fleet's start may take: the client's patience is a fifth of that."""
+    async with client_of(handle) as client:
+        expected = await all_tokens(client, max_tokens=150, policy="ar")
+        coordinator, worker = [
+            await asyncio.to_thread(pid_of, actor_name(handle.name, one)) for one in ("coordinator", "verify:0")
+        ]
+        lost = False
+
+        def once(count: int) -> None:
+            nonlocal lost
+            if not lost and count > 10:
+                lost = True
+                os.kill(worker, signal.SIGSTOP)
+                os.kill(coordinator, signal.SIGKILL)
+
+        try:
+            assert await all_tokens(client, max_tokens=150, policy="dsi", on_token=once) == expected
+            assert lost
+            await idle(handle)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGCONT)
+
+
 async def test_a_worker_that_freezes_is_replaced_and_costs_no_request(handle: FleetHandle) -> None:
     async with client_of(handle) as client:
         expected = await all_tokens(client, max_tokens=120, policy="ar")
@@ -238,6 +265,15 @@ async def test_a_fleet_that_nobody_renews_ends_by_itself(tiny_model: Path) -> No
     await until(lambda: not living("lapsing"))
     with pytest.raises(FleetError):
         await made.status()
+
+
+async def test_actors_that_nobody_initializes_end_and_those_of_a_fleet_stay(handle: FleetHandle) -> None:
+    options = {"namespace": "distspec", "lifetime": "detached"}
+    for name, kind in (("worker", ray.remote(Worker)), ("coordinator", remote_coordinator())):
+        kind.options(name=f"unclaimed:{name}", **options).remote(1.0)
+    await until(lambda: not living("unclaimed"))
+    for name in living(handle.name):
+        assert not ray.get(actor(name).__ray_call__.remote(lambda one: one._unclaimed.is_alive()), timeout=30)
 
 
 async def test_workers_without_a_coordinator_end_by_themselves(tiny_model: Path) -> None:
