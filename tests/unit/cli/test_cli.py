@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +19,11 @@ from distspec.coordinator.machine import Machine
 from distspec.protocol.messages import Cancel
 
 
-def run(*args: str, code: str = "from distspec.cli import main; main()") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+def run(
+    *args: str, code: str = "from distspec.cli import main; main()", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-c", code, *args], {**os.environ, **(environment or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
 
 
 @pytest.mark.parametrize("name", named())
@@ -57,6 +62,25 @@ def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
 def test_importing_the_package_is_light() -> None:
     done = run(code="import sys, distspec; print(sorted({'ray', 'torch', 'transformers'} & set(sys.modules)))")
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("named", ["--address", "RAY_ADDRESS"])
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_is_gone_is_said_and_not_waited_for(named: str, scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        address = f"{scheme}127.0.0.1:{once.getsockname()[1]}"
+    done = run("status", environment={named: address}) if named == "RAY_ADDRESS" else run("status", named, address)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no Ray cluster at ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:port", "127.0.0.1:70000"])
+def test_an_address_that_is_none_is_an_error_message(address: str) -> None:
+    done = run("status", "--address", address)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
