@@ -46,16 +46,6 @@ class PrefixCache:
         """The pages the cache references, least recently used first."""
         return (entry.page for entry in self._by_use)
 
-    @property
-    def evictable(self) -> int:
-        """Pages that `evict` could free now. Looks at every entry."""
-        pinned: set[_Entry] = set()
-        for entry in self._by_use:
-            if (entry in pinned or self._allocator.references(entry.page) > 1) and entry.parent is not None:
-                pinned.add(entry)
-                pinned.add(entry.parent)
-        return len(self._by_use) - len(pinned - {self._root})
-
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Pages of the longest cached prefix of `tokens`, whole pages only; one reference each for the caller."""
         path = self._walk(tokens)
