@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -11,24 +12,16 @@ from msgspec import structs
 from distspec import config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.engine import Engine
-from distspec.models import ModelConfig, random_model
+from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.messages import ROOT, Extend, Lease, Progress, SamplingParams, finish_reason
 from distspec.rounds import Desk, Reply
 from distspec.sampling import SamplingRows, draw
 from tests.causal import logits
+from tests.shapes import TINY
 
 CPU = torch.device("cpu")
-SHAPE = ModelConfig(
-    num_layers=2,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    vocab_size=11,
-    max_position=200,
-)
+SHAPE = dataclasses.replace(TINY, vocab_size=11, max_position=200)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=24, temperature=1.0, seed=2**63 + 5, top_p=0.95)
 

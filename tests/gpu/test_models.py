@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from distspec.models import load_model, random_model, save_pretrained
 from tests.causal import logits
-from tests.unit.models.shapes import KINDS, LLAMA
+from tests.shapes import KINDS, LLAMA
 
 pytestmark = pytest.mark.needs("gpu")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -21,7 +21,7 @@ from distspec import config
 from distspec.coordinator.context import Settings
 from distspec.drafters import Drafter, NgramDrafter, StandaloneDrafter
 from distspec.engine import Engine
-from distspec.models import ModelConfig, prefix_layers, random_model, save_pretrained
+from distspec.models import prefix_layers, random_model, save_pretrained
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello, SamplingParams
 from distspec.rounds import Desk
@@ -30,20 +30,12 @@ from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
 from tests.desks import Ticks
 from tests.fleet import Fleet
+from tests.shapes import TINY
 from tests.teacher import excused, plain
 from tests.wire import Port
 
 CPU = torch.device("cpu")
-SHAPE = ModelConfig(
-    num_layers=2,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    vocab_size=96,
-    max_position=160,
-)
+SHAPE = replace(TINY, vocab_size=96, max_position=160)
 BUDGET = 16
 """Rows of a step: prompts longer than this come in chunks."""
 SLOTS = 4

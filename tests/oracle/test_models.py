@@ -18,7 +18,7 @@ from distspec.models import load_model, load_tokenizer, model_folder, random_mod
 from distspec.models.llama import Llama, parameters
 from tests.causal import Causal, logits
 from tests.conftest import required
-from tests.unit.models.shapes import KINDS
+from tests.shapes import KINDS
 
 CPU = torch.device("cpu")
 DEFAULT = "smollm2-135m"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,22 +29,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers, in a folder as a user would have it; no tokenizer."""
     import torch
 
-    from distspec.models import ModelConfig, random_model, save_pretrained
+    from distspec.models import random_model, save_pretrained
+    from tests.shapes import TINY
 
-    shape = ModelConfig(
-        num_layers=2,
-        hidden_size=32,
-        intermediate_size=64,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        vocab_size=97,
-        max_position=512,
-        rms_eps=1e-5,
-        rope_theta=10000.0,
-        tie_embeddings=True,
-        eos_token_ids=(1,),
-    )
+    shape = replace(TINY, tie_embeddings=True, eos_token_ids=(1,))
     folder = tmp_path_factory.mktemp("tiny")
     save_pretrained(random_model(shape, seed=3, dtype=torch.float32, device=torch.device("cpu")), folder)
     return folder

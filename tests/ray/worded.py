@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from distspec.models import ModelConfig, random_model, save_pretrained
+from distspec.models import random_model, save_pretrained
+from tests.shapes import TINY
 from tests.words import byte_level
 
 CONTEXT, VOCAB = 512, 330
 
 
 def save_worded_model(folder: Path) -> None:
-    shape = ModelConfig(
-        num_layers=2,
-        hidden_size=32,
-        intermediate_size=64,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        vocab_size=VOCAB,
-        max_position=CONTEXT,
-        tie_embeddings=True,
-        eos_token_ids=(320,),
-    )
+    shape = replace(TINY, vocab_size=VOCAB, max_position=CONTEXT, tie_embeddings=True, eos_token_ids=(320,))
     model = random_model(shape, seed=3, dtype=torch.float32, device=torch.device("cpu"))
     save_pretrained(model, folder, byte_level())

@@ -11,7 +11,7 @@ from distspec.bench.offline import BATCHES, Side, compare, desk_side, equal_shar
 from distspec.bench.prompts import CHAT, COPY
 from distspec.config import Config, load
 from distspec.models import random_model, save_pretrained
-from tests.unit.models.shapes import LLAMA
+from tests.shapes import LLAMA
 
 PROMPTS = [[(5 * i + 3 * j) % LLAMA.vocab_size for j in range(4 + i)] for i in range(8)]
 

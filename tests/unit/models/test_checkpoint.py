@@ -15,7 +15,7 @@ from distspec.errors import ConfigError, ModelNotFound
 from distspec.models import fingerprint, load_model, random_model, save_pretrained
 from distspec.models.checkpoint import INDEX, SINGLE
 from distspec.models.llama import Llama
-from tests.unit.models.shapes import KINDS, LLAMA
+from tests.shapes import KINDS, LLAMA
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 
 from distspec.errors import ConfigError, ModelNotFound
 from distspec.models import ModelConfig, RopeScaling
-from tests.unit.models.shapes import KINDS, LLAMA
+from tests.shapes import KINDS, LLAMA
 
 
 def read(folder: Path, tree: dict[str, Any], **generation: Any) -> ModelConfig:

@@ -13,7 +13,7 @@ from torch import Tensor
 from distspec.models import ModelConfig, prefix_layers, random_model
 from distspec.models.llama import Llama, parameters, rope_table
 from tests.causal import logits
-from tests.unit.models.shapes import KINDS, LLAMA
+from tests.shapes import KINDS, LLAMA
 
 CPU = torch.device("cpu")
 TOKENS = [(7 * i * i + 3 * i) % LLAMA.vocab_size for i in range(24)]

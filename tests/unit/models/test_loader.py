@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from distspec.errors import ModelNotFound
 from distspec.models import load_model, load_tokenizer, model_folder, random_model, save_pretrained
-from tests.unit.models.shapes import LLAMA
+from tests.shapes import LLAMA
 
 CPU = torch.device("cpu")
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from distspec.models import load_model, load_tokenizer, random_model
 from distspec.models.llama import Llama, parameters
 from distspec.models.smollm2 import _LAYER_NAMES, FOLDER, GGUF, cache_root, convert, unpermute
-from tests.unit.models.shapes import LLAMA
+from tests.shapes import LLAMA
 
 CPU = torch.device("cpu")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from distspec.errors import ConfigError
 from distspec.models import random_model, same_vocabulary, save_pretrained
-from tests.unit.models.shapes import LLAMA
+from tests.shapes import LLAMA
 
 
 def folder(path: Path, tokens: str | None, rows: int = 101, added: str | None = None) -> Path:

@@ -20,6 +20,18 @@ LLAMA = ModelConfig(
     eos_token_ids=(2,),
 )
 
+TINY = ModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    vocab_size=97,
+    max_position=512,
+)
+"""For whole fleets, where the model is the least of it."""
+
 KINDS = {
     "llama": LLAMA,
     "tied": replace(LLAMA, tie_embeddings=True),
