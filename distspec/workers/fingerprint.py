@@ -23,9 +23,12 @@ def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
 
     from distspec import models
 
-    drafter: str = config.speculation.drafter
-    if config.speculation.draft_model is not None:
-        drafter += f" {models.fingerprint(models.model_folder(config.speculation.draft_model))}"
+    speculation = config.speculation
+    drafter: str = speculation.drafter
+    if drafter == "ngram":
+        drafter += f" of {speculation.ngram.min_n} to {speculation.ngram.max_n} tokens"
+    elif drafter == "standalone" and speculation.draft_model is not None:
+        drafter += f" {models.fingerprint(models.model_folder(speculation.draft_model))}"
     found = {
         **package(),
         "model": models.fingerprint(models.model_folder(config.model.name)),

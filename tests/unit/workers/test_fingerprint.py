@@ -1,0 +1,43 @@
+"""What keeps a worker out of a fleet: what would make it compute or draft otherwise, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distspec.config import load
+from distspec.models import random_model, save_pretrained
+from distspec.workers.fingerprint import fingerprint
+from tests.shapes import LLAMA
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    made = tmp_path_factory.mktemp("models")
+    for seed in (1, 2):
+        save_pretrained(random_model(LLAMA, seed=seed, dtype=torch.float32, device=CPU), made / str(seed))
+    return sorted(str(path) for path in made.iterdir())
+
+
+def of(folders: list[str], **speculation: object) -> dict[str, str]:
+    tree = {"model": {"name": folders[0]}, "speculation": {"placement": "local", **speculation}}
+    return fingerprint(load(tree), CPU)
+
+
+def test_a_draft_model_counts_only_where_it_drafts(folders: list[str]) -> None:
+    assert of(folders, drafter="ngram", draft_model="/nowhere") == of(folders, drafter="ngram")
+    alone = [of(folders, drafter="standalone", draft_model=folder) for folder in folders]
+    assert alone[0]["drafter"] != alone[1]["drafter"]
+
+
+@pytest.mark.parametrize("ngram", [{"max_n": 4}, {"min_n": 2}])
+def test_drafters_that_look_for_other_suffixes_differ(folders: list[str], ngram: dict[str, int]) -> None:
+    plain, other = of(folders), of(folders, ngram=ngram)
+    assert [key for key in plain if plain[key] != other[key]] == ["drafter"]
+
+
+def test_what_does_not_change_a_draft_is_not_asked_for(folders: list[str]) -> None:
+    drafting = of(folders, drafter="standalone", draft_model=folders[1])
+    assert drafting == of(folders, drafter="standalone", draft_model=folders[1], ngram={"max_n": 4})
