@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from distspec.config import Config, Server
-from distspec.errors import FleetError, Unavailable
-from distspec.models import ModelConfig, load_tokenizer, model_folder
+from distspec.errors import FleetError, InvalidValue, Unavailable
+from distspec.models import ModelConfig, load_tokenizer, model_folder, same_vocabulary
 from distspec.serving.prometheus import exposition
 from distspec.serving.schema import Limits
 from distspec.serving.service import Service
@@ -69,8 +69,25 @@ async def connection(config: Config) -> AsyncIterator[Connection]:
 
 
 def launch(config: Config) -> FleetHandle:
-    """`workers.fleet.launch`, where servers that differ in host, port or defaults share a fleet."""
+    """`workers.fleet.launch`, where servers that differ in host, port or defaults share a fleet.
+
+    What the models cannot do is refused before any actor starts.
+    """
+    check_models(config)
     return fleet.launch(replace(config, server=Server()))
+
+
+def check_models(config: Config) -> None:
+    """Refuse what the models that a configuration names cannot do; fetches them where need be.
+
+    Raises ModelNotFound or ConfigError.
+    """
+    target = model_folder(config.model.name)
+    asked, own = config.model.max_model_len, ModelConfig.from_pretrained(target).max_position
+    if asked is not None and asked > own:
+        raise InvalidValue("model.max_model_len", asked, f"at most {own}, the model's own")
+    if config.speculation.drafter == "standalone" and config.speculation.draft_model is not None:
+        same_vocabulary(target, model_folder(config.speculation.draft_model))
 
 
 def read_model(config: Config) -> tuple[Text, Limits]:

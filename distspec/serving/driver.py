@@ -93,6 +93,8 @@ class Driver:
                 self._wait(self._stack.aclose())
             finally:
                 self._end()
+        else:
+            self._loop.close()
 
     def __enter__(self) -> Self:
         self.start()

@@ -7,6 +7,8 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from distspec.config import Config, load
 from distspec.serving.cluster import cluster
 from distspec.serving.connect import connection
@@ -22,8 +24,9 @@ class Fleet(Driver):
             for chunk in fleet.stream([{"role": "user", "content": "Hello"}], temperature=0):
                 print(chunk.text, end="", flush=True)
 
-    config, overrides: as `distspec.config.load`, or a Config. address: a running Ray cluster; None as in
-    `serving.cluster`. Raises ConfigError at once, and FleetError or ModelNotFound when entered.
+    config, overrides: as `distspec.config.load`; a Config made by hand is checked as a file is. address: a running
+    Ray cluster; None as in `serving.cluster`. Raises ConfigError at once, and FleetError or ModelNotFound when
+    entered.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class Fleet(Driver):
         *,
         address: str | None = None,
     ) -> None:
-        self.config = config if isinstance(config, Config) else load(config, overrides)
+        self.config = load(msgspec.to_builtins(config) if isinstance(config, Config) else config, overrides)
         self._address = address
         self._cluster = ExitStack()
         super().__init__(self._service_of_the_fleet(), streams=max(1, self.config.coordinator.max_queued_requests))

@@ -18,7 +18,7 @@ from ray.serve.schema import LoggingConfig
 
 from distspec.config import Config, load
 from distspec.errors import FleetError, InvalidValue, UnknownKey
-from distspec.serving.connect import connection, launch
+from distspec.serving.connect import check_models, connection, launch
 from distspec.serving.http import create_app
 
 ARGUMENTS = ("config", "overrides")
@@ -76,6 +76,7 @@ def serving(config: Config) -> Iterator[None]:
     The fleet is launched from here while Serve starts, so that what is wrong with it is raised as itself:
     ConfigError, ModelNotFound or FleetError.
     """
+    check_models(config)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.server.host, port=config.server.port)
     launcher = ThreadPoolExecutor(1)
