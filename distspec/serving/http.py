@@ -27,7 +27,8 @@ from distspec.serving.results import Stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
 from distspec.serving.service import Job, Service
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 8 << 20
+"""JSON of this size is parsed in a tenth of a second or two. A thread would not help: the parser holds the GIL."""
 CLIENT_GONE = 499
 """Status of an answer that nobody reads (as in nginx)."""
 

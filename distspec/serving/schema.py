@@ -19,6 +19,7 @@ from distspec.errors import InvalidField, ModelNotServed, RequestError
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_STOPS = 16
+MAX_STOP_IDS = 256
 MIN_TEMPERATURE = 1e-5
 """Below this, noise of scale one cannot change which score is highest: greedy."""
 
@@ -145,23 +146,34 @@ def prompts(value: object, limits: Limits) -> list[str | tuple[int, ...]]:
         raise InvalidField("prompt", value, "a string, a list of token ids, or a list of either")
     if not value:
         raise InvalidField("prompt", value, "at least one prompt")
-    if any(isinstance(item, int) for item in value):
-        return [_ids("prompt", value, limits.vocab_size)]
+    if isinstance(value[0], int):
+        return [_prompt_ids("prompt", value, limits)]
+    if len(value) > limits.max_streams:
+        raise InvalidField("prompt", len(value), f"at most {limits.max_streams} prompts in one request")
     found: list[str | tuple[int, ...]] = []
     for i, item in enumerate(value):
         if isinstance(item, str):
             found.append(_text(f"prompt[{i}]", item))
         elif isinstance(item, Sequence) and not isinstance(item, bytes):
-            found.append(_ids(f"prompt[{i}]", item, limits.vocab_size))
+            found.append(_prompt_ids(f"prompt[{i}]", item, limits))
         else:
             raise InvalidField(f"prompt[{i}]", item, "a string or a list of token ids")
     return found
 
 
-def turns(messages: Sequence[object]) -> list[dict[str, str]]:
+def check_length(field: str, tokens: int, limits: Limits) -> None:
+    """Refuse a prompt that leaves no room for an answer. Raises InvalidField."""
+    longest = limits.max_model_len - 1
+    if tokens > longest:
+        need = f"at most {longest} tokens (max_model_len {limits.max_model_len}, one for the answer)"
+        raise InvalidField(field, tokens, need)
+
+
+def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, str]]:
     """Role and content of each message, content as one string."""
     if not messages:
         raise InvalidField("messages", messages, "at least one message")
+    check_length("messages", len(messages), limits)  # each is a token at least
     found = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
@@ -239,6 +251,8 @@ def _check_stops(request: GenerationRequest, limits: Limits) -> None:
             raise InvalidField(field, stop, "a string that is not empty")
         _text(field, stop)
     if request.stop_token_ids:
+        if len(request.stop_token_ids) > MAX_STOP_IDS:
+            raise InvalidField("stop_token_ids", len(request.stop_token_ids), f"at most {MAX_STOP_IDS} ids")
         _ids("stop_token_ids", request.stop_token_ids, limits.vocab_size)
 
 
@@ -277,6 +291,11 @@ def _content(where: str, content: Any) -> str:
             raise InvalidField(f"{field}[{i}]", part, 'a part {"type": "text", "text": ...}')
         parts.append(_text(f"{field}[{i}].text", part["text"]))
     return "".join(parts)
+
+
+def _prompt_ids(field: str, value: Sequence[object], limits: Limits) -> tuple[int, ...]:
+    check_length(field, len(value), limits)  # before millions of ids are looked at
+    return _ids(field, value, limits.vocab_size)
 
 
 def _ids(field: str, value: Sequence[object], vocab_size: int) -> tuple[int, ...]:

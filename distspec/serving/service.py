@@ -58,7 +58,7 @@ class Service:
 
     async def chat_jobs(self, request: ChatRequest) -> list[Job]:
         """Jobs of the n choices of a conversation. Raises InvalidField."""
-        turns = schema.turns(request.messages)
+        turns = schema.turns(request.messages, self.limits)
         self._check_streams("n", 1, request)
         return self._jobs(request, [("messages", await asyncio.to_thread(self.text.chat, turns))])
 
@@ -171,8 +171,7 @@ class Service:
         room = limit - length
         if length == 0:
             raise InvalidField(field, "", "at least one token")
-        if room < 1:
-            raise InvalidField(field, length, f"at most {limit - 1} tokens (max_model_len {limit}, one for the answer)")
+        schema.check_length(field, length, self.limits)
         name, asked = schema.max_tokens(request)
         if asked is None:
             return min(self.limits.default_max_tokens, room)
