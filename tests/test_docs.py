@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
@@ -148,6 +149,30 @@ def test_pre_commit_hooks_are_local_and_run_what_setup_installs() -> None:
     }
 
 
+def _imported() -> set[str]:
+    """Top-level modules that the package imports, at the top of a file or inside a function."""
+    found = set()
+    for path in (ROOT / "distspec").rglob("*.py"):
+        for statement in ast.walk(ast.parse(path.read_text())):
+            if isinstance(statement, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in statement.names}
+            elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+                found.add(statement.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"distspec"}
+
+
+def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {_distribution(re.split(r"[\[<>=]", line)[0]) for line in project["dependencies"]}
+    owners = metadata.packages_distributions()
+    for module in _imported():
+        assert declared & {_distribution(owner) for owner in owners[module]}, f"{module} is imported, not declared"
+
+
+def _distribution(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
 def test_the_lock_pins_every_dependency_once_and_leaves_the_build_of_torch_open() -> None:
     lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     pins = dict(line.split("==") for line in lines)
@@ -156,4 +181,4 @@ def test_the_lock_pins_every_dependency_once_and_leaves_the_build_of_torch_open(
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = project["dependencies"] + project["optional-dependencies"]["dev"]
     wanted = {re.split(r"[\[<>=]", line)[0].lower() for line in listed}
-    assert wanted <= {name.lower().replace("_", "-") for name in pins}
+    assert wanted <= {_distribution(name) for name in pins}
