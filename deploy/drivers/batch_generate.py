@@ -1,6 +1,6 @@
 """Answer a file of prompts: one prompt a line in, one JSON object a line out, in the order of the prompts.
 
-    .venv/bin/python deploy/drivers/batch_generate.py prompts.txt answers.jsonl --max-tokens 64
+    .venv/bin/python deploy/drivers/batch_generate.py prompts.txt answers.jsonl --max-tokens 64 --temperature 0.2
 
 A line that starts with `{` or `[` is JSON: {"prompt": ..., and any parameters of its own}, or the messages of a
 chat. Answers are written as they are known; a run that was interrupted goes on behind the last whole line.
