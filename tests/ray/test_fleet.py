@@ -129,6 +129,24 @@ async def test_work_really_ran_in_all_four_pools(handle: FleetHandle) -> None:
     assert families["distspec_generated_tokens_total"].samples[0].value >= 320
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.needs("linux")
+async def test_an_idle_worker_costs_no_cpu(handle: FleetHandle) -> None:
+    await idle(handle)
+    workers = list((await handle.status())["workers"])
+    pids = {name: await asyncio.to_thread(pid_of, actor_name(handle.name, name)) for name in workers}
+    assert {name.partition(":")[0] for name in pids} == {"prefill", "decode", "verify", "draft"}
+    before = {name: cpu_s(pid) for name, pid in pids.items()}
+    await asyncio.sleep(3)
+    used = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+    assert max(used.values()) < 0.05 * 3, used
+
+
 async def test_requests_that_cannot_be_served_are_refused_with_their_field(handle: FleetHandle) -> None:
     async with client_of(handle) as client:
         for prompt, params, field in (
