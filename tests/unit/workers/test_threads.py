@@ -13,7 +13,7 @@ from distspec.workers.threads import spin_briefly
 
 @pytest.mark.parametrize(
     ("operators", "spins"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_the_operators_word_stands(
     operators: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
