@@ -26,7 +26,7 @@ async def test_toy_streams_follow_the_rule_through_the_real_coordinator(policy: 
     assert tokens == [outcome(token) for token in [3, *tokens[:-1]]]
     usage = outputs[-1].usage
     assert usage is not None
-    # The first token is the prefill's. Whether `dsi` sees a draft in time is a matter of luck where targets are instant.
+    # The first token is the prefill's. Whether `dsi` sees a draft in time is luck where targets are instant.
     if policy == "ar":
         assert (usage.rounds, usage.drafted) == (49, 0)
     elif policy == "sd":
