@@ -26,8 +26,8 @@ def bench() -> None:
     """One command each, also while there is one."""
 
 
-@app.command()
-def offline(
+@app.command("offline")
+def measure_offline(
     against: Annotated[Literal["transformers"], typer.Option(help="The peer.")] = "transformers",
     model: Annotated[str | None, typer.Option(help="Instead of the configuration's model.name.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="Of torch, for both sides; 0: all cores.")] = 0,
@@ -50,8 +50,8 @@ def offline(
     report(measure(load(config, chosen), threads, tokens, repetitions, through_fleet=fleet), json)
 
 
-@app.command()
-def overhead(
+@app.command("overhead")
+def measure_overhead(
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of a run, about.")] = 1000,
     repetitions: Annotated[int, typer.Option(min=1, help="Runs of each policy, in turn; medians count.")] = 5,
     json: Json = None,
