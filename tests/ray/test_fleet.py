@@ -35,7 +35,7 @@ def configuration(folder: Path, name: str, **changes: Any) -> Config:
         "model": {"name": str(folder), "max_model_len": 512},
         "engine": {"num_pages": 256, "page_size": 4, "max_num_seqs": 8, "num_threads": 1},
         "speculation": {"policy": "sd", "drafter": "ngram", "placement": "pool"},
-        "coordinator": {"heartbeat_s": 0.2, "worker_timeout_s": 2.0, "lease_s": 5.0},
+        "coordinator": {"heartbeat_s": 0.2, "worker_timeout_s": 2.0, "lease_s": 15.0},
         "pools": {pool: {"replicas": 1} for pool in ("prefill", "decode", "verify", "draft")},
     }
     for key, value in changes.items():
@@ -221,12 +221,14 @@ async def test_a_coordinator_that_dies_or_freezes_costs_no_request(handle: Fleet
 
 
 async def test_a_coordinator_that_dies_with_a_frozen_worker_costs_no_request(handle: FleetHandle) -> None:
-    """Far sooner than a fleet's start may take: the client's patience is a fifth of that."""
+    """The others go on as they are: the next coordinator comes before their leases lapse."""
     async with client_of(handle) as client:
         expected = await all_tokens(client, max_tokens=150, policy="ar")
         coordinator, worker = [
             await asyncio.to_thread(pid_of, actor_name(handle.name, one)) for one in ("coordinator", "verify:0")
         ]
+        others = [actor_name(handle.name, one) for one in ("prefill:0", "decode:0", "draft:0")]
+        lives = [await asyncio.to_thread(pid_of, other) for other in others]
         lost = False
 
         def once(count: int) -> None:
@@ -240,6 +242,7 @@ async def test_a_coordinator_that_dies_with_a_frozen_worker_costs_no_request(han
             assert await all_tokens(client, max_tokens=150, policy="dsi", on_token=once) == expected
             assert lost
             await idle(handle)
+            assert [await asyncio.to_thread(pid_of, other) for other in others] == lives
         finally:
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGCONT)
