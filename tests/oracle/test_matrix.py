@@ -7,6 +7,7 @@ target.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +36,7 @@ from tests.teacher import excused, plain
 from tests.wire import Port
 
 CPU = torch.device("cpu")
-SHAPE = replace(TINY, vocab_size=96, max_position=160)
+SHAPE = dataclasses.replace(TINY, vocab_size=96, max_position=160)
 BUDGET = 16
 """Rows of a step: prompts longer than this come in chunks."""
 SLOTS = 4
