@@ -14,6 +14,7 @@ import ray
 
 from distspec.errors import FleetError
 from distspec.workers.names import COORDINATOR, NAMESPACE, actor_name
+from distspec.workers.reach import refuse_unreachable
 
 
 @contextmanager
@@ -27,10 +28,13 @@ def cluster(address: str | None = None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    there = address or os.environ.get("RAY_ADDRESS") or "local"
+    if there != "local":
+        refuse_unreachable(there)
     try:
         ray.init(
-            address=address or os.environ.get("RAY_ADDRESS") or "local",
-            include_dashboard=False if address is None and "RAY_ADDRESS" not in os.environ else None,
+            address=there,
+            include_dashboard=False if there == "local" else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

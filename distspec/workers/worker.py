@@ -49,9 +49,12 @@ class Worker:
         """Load what the role needs; once. worker: `pool:index`. threads: torch's, in this process; -n shares
         the host's cores among n such workers.
 
-        Raises ConfigError, ModelNotFound, or what the device says.
+        Raises ConfigError, ModelNotFound, what the device says, or FleetError if it was made from another
+        configuration, as one that a coordinator of the same name left behind.
         """
         self._loop = asyncio.get_running_loop()
+        if self._config is not None and _made_from(config) != _made_from(self._config):
+            raise FleetError(f"{worker} was made from another configuration")
         if self._hello is not None:
             return
         if self._config is not None:
@@ -126,3 +129,8 @@ class Worker:
 
     def _lost(self, error: LinkLost) -> None:
         log.warning("link to the coordinator lost: %s", error)
+
+
+def _made_from(config: Config) -> tuple[object, ...]:
+    """What a worker loaded and keeps; the rest of a configuration is the coordinator's."""
+    return config.model, config.engine, config.speculation, config.transfer
