@@ -86,8 +86,10 @@ class Nccl:
     """Over NVLink, InfiniBand or sockets, tensors in device memory, on a stream of its own."""
 
     def __init__(self, store: Store, rank: int, *, device: torch.device, timeout_s: float) -> None:
-        # torch's monitor of a group ends the whole process when it thinks that one link hangs. Ours have timeouts.
+        # torch's monitor of a group ends the whole process when it thinks that one link hangs, and asks the store
+        # every second whether to dump its state. Ours have timeouts.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         self._device, self._timeout_s = device, timeout_s

@@ -131,7 +131,8 @@ def _transport(config: Config, worker: str, device: torch.device) -> Collective:
         return Gloo(store, rank, host=host, timeout_s=timeout_s)
 
     def place_of(end: End) -> Place:
-        found = ray.get(actor(actor_name(config.name, end.worker)).place.remote(), timeout=timeout_s)
+        # By its future: this is no event loop, but Ray warns of a blocking get in any thread of an async actor.
+        found = actor(actor_name(config.name, end.worker)).place.remote().future().result(timeout_s)
         assert isinstance(found, Place)
         return found
 
