@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-import ray
 import torch
 
 from distspec import models
