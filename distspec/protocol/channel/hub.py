@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.z85 import encode as z85encode
 
 from distspec.errors import BadMessage
-from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, limit
+from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
 from distspec.protocol.codec import decode_head, decode_messages, encode
 from distspec.protocol.keys import Endpoint, FleetKeys
 from distspec.protocol.messages import ClientHello, ClientWelcome, Heartbeat, Hello, Message, Refuse, Welcome
@@ -101,7 +101,7 @@ class Hub:
         self._monitor.close()
         self._pump.close(linger_ms=100)
         self._guard.close()
-        self._context.term()
+        end(self._context)
 
     def peers(self) -> list[Peer]:
         return [session.peer for session in self._sessions.values()]

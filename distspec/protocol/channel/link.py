@@ -9,7 +9,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from distspec.errors import BadMessage, LinkLost
-from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, limit
+from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
 from distspec.protocol.codec import decode_head, decode_messages, encode
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import ClientHello, ClientWelcome, Heartbeat, Hello, Message, Refuse, Welcome
@@ -92,7 +92,7 @@ class Link:
             self._pulse.stop()
         self._monitor.close()
         self._pump.close()
-        self._context.term()
+        end(self._context)
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import zmq
@@ -10,6 +11,7 @@ import zmq
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_QUEUED_FRAMES = 10_000
 _FRAMES_PER_TURN = 64
+_END_S = 0.5
 
 
 class Pump:
@@ -89,3 +91,14 @@ def limit(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
     socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
+
+
+def end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """End a context whose sockets are closed, waiting a moment for what they still send.
+
+    libzmq 4.3.5 waits for ever where a connection was in the middle of its CURVE handshake when its answerer was
+    closed. Its two threads then stay with the process; whoever closes a hub must not.
+    """
+    ender = threading.Thread(target=context.term, name="zmq end", daemon=True)
+    ender.start()
+    ender.join(_END_S)

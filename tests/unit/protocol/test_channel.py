@@ -325,3 +325,25 @@ async def test_heartbeats_alone_keep_an_idle_link(fleet: Fleet) -> None:
     assert short.handler.messages == []
     link.close()
     short.hub.close()
+
+
+async def test_a_hub_closes_whatever_handshake_is_under_way() -> None:
+    """libzmq waits for ever for some of these; this test then ends with its time."""
+    for i in range(400):
+        hub = Hub(FleetKeys.create(), TERM, heartbeat_s=0.05, timeout_s=5.0)
+        link = Link(
+            hub.start(Recorder()),
+            ClientHello(client="early", version=1),
+            1,
+            arrived=lambda messages: None,
+            lost=lambda error: None,
+            timeout_s=5.0,
+        )
+        opening = asyncio.create_task(link.open())
+        await asyncio.sleep((0.0, 0.0005, 0.001, 0.002, 0.003)[i % 5])
+        opening.cancel()
+        if i % 2:
+            link.close()
+        hub.close()
+        link.close()
+        await asyncio.gather(opening, return_exceptions=True)
