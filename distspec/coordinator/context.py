@@ -116,13 +116,7 @@ class Context:
         """Drop a request from a target worker; its futures there are void."""
         hold = request.holds.pop(worker)
         self.forget_tasks(request, worker)
-        self.credits.close(worker, request.number)
-        if worker not in self.credits.workers:
-            return
-        if hold.opened:
-            self.send(worker, Drop(request=request.number, epoch=request.epoch))
-        else:
-            self.credits.give_back(worker)
+        self._release(request, worker, hold.opened)
 
     def lose(self, request: Request, worker: str) -> None:
         """A target worker holds nothing of the request any more, by its own word or its death."""
@@ -142,13 +136,18 @@ class Context:
 
     def detach_drafter(self, request: Request) -> None:
         draft, request.drafting = request.drafting, None
-        if draft is None or draft.worker not in self.credits.workers or draft.worker in request.holds:
+        if draft is not None and draft.worker not in request.holds:
+            self._release(request, draft.worker, draft.opened)
+
+    def _release(self, request: Request, worker: str, opened: bool) -> None:
+        """End an opening: a worker that was asked says itself that it is free, else the credit is back at once."""
+        self.credits.close(worker, request.number)
+        if worker not in self.credits.workers:
             return
-        self.credits.close(draft.worker, request.number)
-        if draft.opened:
-            self.send(draft.worker, Drop(request=request.number, epoch=request.epoch))
+        if opened:
+            self.send(worker, Drop(request=request.number, epoch=request.epoch))
         else:
-            self.credits.give_back(draft.worker)
+            self.credits.give_back(worker)
 
     # -- the queue -------------------------------------------------------------------------
 
