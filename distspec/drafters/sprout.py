@@ -1,0 +1,144 @@
+"""The tree that a drafter keeps below the end of one text: how it grows, and what of it outlives a commit.
+
+Knows tokens, ranks, scores and the shape that is asked for. Does not know where guesses come from, KV or requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distspec.drafters.base import Proposal
+from distspec.protocol.messages import ROOT, Shape
+
+
+@dataclass(slots=True)
+class _Node:
+    """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token."""
+
+    token: int
+    parent: int
+    rank: int
+    score: float
+    ends: bool
+    children: list[int] = field(default_factory=list)
+    expanded: bool = False
+
+
+class Sprout:
+    """Nodes by id; ids are never used again. ROOT is the end of the text, whatever it is at the moment."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._nodes: dict[int, _Node] = {ROOT: _Node(-1, ROOT, 0, 0.0, ends=False)}
+
+    def __len__(self) -> int:
+        """Nodes below the end of the text."""
+        return len(self._nodes) - 1
+
+    def __iter__(self) -> Iterator[int]:
+        """Their ids, parents before children."""
+        return (id for id in self._nodes if id != ROOT)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._nodes
+
+    def token(self, id: int) -> int:
+        return self._nodes[id].token
+
+    def parent(self, id: int) -> int:
+        return self._nodes[id].parent
+
+    def children(self, id: int) -> Sequence[int]:
+        return self._nodes[id].children
+
+    def path(self, id: int) -> list[int]:
+        """Ids from the top down to `id`; empty for ROOT."""
+        path = []
+        while id != ROOT:
+            path.append(id)
+            id = self._nodes[id].parent
+        return path[::-1]
+
+    def advance(self, tokens: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The text grew by `tokens`: (nodes that it followed, oldest first; nodes that are gone without it).
+
+        What hangs below the last token stays, if the text was followed to its end.
+        """
+        root, kept, lost = self._nodes[ROOT], [], False
+        for token in tokens:
+            heir = next((c for c in root.children if self._nodes[c].token == token), None) if not lost else None
+            if heir is None:
+                lost = True
+            else:
+                kept.append(heir)
+                root = self._nodes[heir]
+        if not kept and not lost:
+            return [], []
+        return kept, self._reroot(root if not lost else None, kept)
+
+    def clear(self) -> list[int]:
+        """Forget the tree; the ids that are gone."""
+        return self._reroot(None, [])
+
+    def frontier(self, shape: Shape) -> list[int]:
+        """Nodes to expand next, best first: at most shape.width, as far as shape.nodes and shape.depth leave room."""
+        room = -(-(shape.nodes - len(self)) // shape.topk)
+        open_ = []
+        depth, value = {ROOT: 0}, {ROOT: 0.0}
+        for id, node in self._nodes.items():
+            if id != ROOT:
+                depth[id] = depth[node.parent] + 1
+                value[id] = value[node.parent] + _worth(node, shape.odds)
+            if not node.expanded and not node.ends and depth[id] < shape.depth:
+                open_.append(id)
+        open_.sort(key=lambda id: -value[id])  # stable: of equals the one that was there first
+        return open_[: max(0, min(shape.width, room))]
+
+    def expand(
+        self, id: int, guesses: Iterable[tuple[int, float]], shape: Shape, stop: Collection[int] = ()
+    ) -> list[int]:
+        """Give a node its children: (token, log-probability) pairs, distinct, best first; cut to shape.topk and to the
+        room that is left. Returns their ids."""
+        node = self._nodes[id]
+        node.expanded = True
+        most = max(0, min(shape.topk, shape.nodes - len(self)))
+        for rank, (token, score) in enumerate(list(guesses)[:most]):
+            child, self._next = self._next, self._next + 1
+            self._nodes[child] = _Node(token, id, rank, score, ends=token in stop)
+            node.children.append(child)
+        return list(node.children)
+
+    def proposal(self) -> Proposal:
+        """The whole tree."""
+        index = {id: i for i, id in enumerate(self)}
+        nodes = [self._nodes[id] for id in index]
+        return Proposal(
+            tokens=tuple(node.token for node in nodes),
+            parents=tuple(index.get(node.parent, ROOT) for node in nodes),
+            scores=tuple(node.score for node in nodes),
+        )
+
+    def _reroot(self, root: _Node | None, kept: Sequence[int]) -> list[int]:
+        """Make `root` (None: a fresh one) the end of the text; the ids that are gone and not `kept`."""
+        old = self._nodes
+        fresh = root or _Node(-1, ROOT, 0, 0.0, ends=False)
+        self._nodes = {ROOT: fresh}
+        alive = set(fresh.children)
+        for id, node in old.items():
+            if id in alive:
+                self._nodes[id] = node
+                alive.update(node.children)
+        for child in fresh.children:
+            self._nodes[child].parent = ROOT
+        gone = old.keys() - self._nodes.keys() - set(kept)
+        return [id for id in old if id in gone]
+
+
+def _worth(node: _Node, odds: Sequence[float]) -> float:
+    """Log of how likely a node is right, given that its parent is."""
+    if not odds:
+        return node.score
+    share = odds[node.rank] if node.rank < len(odds) else odds[-1] / 2 ** (node.rank - len(odds) + 1)
+    return math.log(max(share, 1e-9))
