@@ -10,31 +10,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, SamplingParams
+from distspec.protocol.messages import ROOT, SamplingParams, Shape
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """Cut the sequence of `request` to `keep` tokens, append `tokens`, then propose up to `count` more.
+    """Cut the text of `request` to `keep` tokens, append `tokens`, then grow the tree below its end as `shape` says.
 
-    A request that the drafter does not know has the empty sequence. params as in the target's draws, so that
-    a drafter that samples can use the same noise.
+    A request that the drafter does not know has the empty text. params as in the target's draws, so that a drafter
+    that samples can use the same noise. features: for drafters that ask for them, the target's at the position
+    before each of `tokens` (zeros before the first token of a text); [len(tokens), F] on the drafter's device.
     """
 
     request: int
     keep: int
     tokens: tuple[int, ...]
-    count: int
+    shape: Shape
     params: SamplingParams
+    features: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tree below the end of a sequence: parents[i] < i, or ROOT (-1). May be empty."""
+    """A tree below the end of a text: parents[i] < i, or ROOT (-1), siblings by rank. May be empty.
+
+    scores[i]: log-probability of node i given its parent; empty: no opinion.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    scores: tuple[float, ...] = ()
 
     @staticmethod
     def chain(tokens: Iterable[int]) -> Proposal:
@@ -44,13 +52,16 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for many requests at once. Any proposal is legal: a bad one costs time, never tokens."""
+    """Proposes trees for many requests at once. Any proposal is legal: a bad one costs time, never tokens.
+
+    Between calls a drafter keeps its tree of each request, and the part of it that the text followed.
+    """
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """One proposal per row, in order; at most `count` tokens, none after a stop token or max_model_len.
+        """The whole tree of each row after it has grown, in order; nothing below a stop token or past max_model_len.
 
-        Requests in `rows` are distinct. Raises IllegalTransition, with nothing changed, where a row keeps
-        more tokens than the drafter's sequence has.
+        Requests in `rows` are distinct. Raises IllegalTransition, with nothing changed, where a row keeps more
+        tokens than the drafter's text has.
         """
         ...
 
@@ -64,9 +75,9 @@ class Drafter(Protocol):
 
 
 def check_row(row: DraftRow, length: int) -> None:
-    """Raise IllegalTransition unless a sequence of `length` tokens can be cut as the row says."""
+    """Raise IllegalTransition unless a text of `length` tokens can be cut as the row says."""
     if not 0 <= row.keep <= length:
-        raise IllegalTransition(f"request {row.request}: keep {row.keep} of a drafter's sequence of {length} tokens")
+        raise IllegalTransition(f"request {row.request}: keep {row.keep} of a drafter's text of {length} tokens")
 
 
 def until_stop(tokens: Iterable[int], params: SamplingParams) -> list[int]:

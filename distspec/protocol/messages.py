@@ -74,6 +74,25 @@ class Usage(_Value, frozen=True):
     total_s: float = 0.0
 
 
+class Shape(_Value, frozen=True):
+    """How a drafter is to grow its tree of a request.
+
+    steps: forwards of the drafter, in addition to what was grown before. In each, the `width` best nodes that have
+    no children yet (the end of the text counts as one) get their `topk` best guesses as children. nodes: most
+    nodes of the tree; depth: most levels below the end of the text. odds[rank]: how often a guess of that rank is
+    right, by which nodes are compared (a static tree); empty: they are compared by the drafter's own confidence
+    (a dynamic tree, as in EAGLE-2, arXiv 2406.16858). quick: the fallback drafter is to answer, at once.
+    """
+
+    steps: int
+    topk: int = 1
+    width: int = 1
+    nodes: int = 64
+    depth: int = 64
+    odds: tuple[float, ...] = ()
+    quick: bool = False
+
+
 # -- client <-> coordinator ------------------------------------------------------------------
 
 
@@ -197,9 +216,9 @@ class Extend(_Message, frozen=True):
 class Lease(_Message, frozen=True):
     """Run rounds on your own from here (local drafter), and stream Progress until the request ends.
 
-    Committed work as in Extend; never carries nodes. `emitted` of the committed tokens are output.
-    num_speculative_tokens 0 is plain decoding. prompt tokens before `start` come in `history` (the drafter
-    wants them when KV was transferred).
+    Committed work as in Extend; never carries nodes. `emitted` of the committed tokens are output. shape: of the
+    drafter's tree in a round, of which the best `nodes` are judged; None is plain decoding. prompt tokens before
+    `start` come in `history` (the drafter wants them when KV was transferred).
     """
 
     request: int
@@ -210,8 +229,21 @@ class Lease(_Message, frozen=True):
     drop: tuple[int, ...] = ()
     history: tuple[int, ...] = ()
     emitted: int = 0
-    num_speculative_tokens: int = 0
+    shape: Shape | None = None
+    nodes: int = 0
     params: SamplingParams | None = None
+
+
+class Withdraw(_Message, frozen=True):
+    """The verdicts of these tasks are not wanted any more: what of their nodes is not computed yet is left out.
+
+    Each task is still answered by its Verdict, with the outcomes that there are; committed tokens are computed as
+    they would have been. A node that was left out may still be named in a later `drop`.
+    """
+
+    request: int
+    epoch: int
+    tasks: tuple[int, ...]
 
 
 class Revoke(_Message, frozen=True):
@@ -268,7 +300,8 @@ class ReceiveKV(_Message, frozen=True):
 class Verdict(_Message, frozen=True):
     """Outcomes of one Extend, as (node id, token) pairs. span: wall clock start and end of its steps.
 
-    cached: committed tokens that the prefix cache already held.
+    cached: committed tokens that the prefix cache already held. step: rows and seconds of its last step, those of
+    other requests included (0 rows: it took none).
     """
 
     request: int
@@ -277,12 +310,14 @@ class Verdict(_Message, frozen=True):
     outcomes: tuple[tuple[int, int], ...]
     cached: int = 0
     span: tuple[float, float] = (0.0, 0.0)
+    step: tuple[int, float] = (0, 0.0)
 
 
 class Progress(_Message, frozen=True):
     """Committed tokens of a leased request, at output positions start .. (gap-free, in order).
 
-    accepted[i], drafted[i]: of the i-th round in this message. ended: the lease ended by stop or length.
+    accepted[i], drafted[i]: of the i-th round in this message. ended: the lease ended by stop or length. step: as
+    in Verdict.
     """
 
     request: int
@@ -293,6 +328,7 @@ class Progress(_Message, frozen=True):
     accepted: tuple[int, ...] = ()
     ended: str | None = None
     span: tuple[float, float] = (0.0, 0.0)
+    step: tuple[int, float] = (0, 0.0)
 
 
 class Revoked(_Message, frozen=True):
@@ -344,11 +380,11 @@ class TransferLost(_Message, frozen=True):
 
 
 class Draft(_Message, frozen=True):
-    """Cut your sequence of this request to `keep` tokens, append `tokens`, then propose `count` more.
+    """Cut your text of this request to `keep` tokens, append `tokens`, then grow the tree below its end.
 
-    The sequence is committed tokens followed by the path that is drafted upon; what was proposed is not part
-    of it until it comes back in `tokens`. params as in Extend. Answered by Drafted, unless the request was
-    given up, or its next Draft came before this one was computed.
+    The text is committed tokens only. The drafter keeps its tree while the text follows it, and drops what the
+    text left behind. params as in Extend. Answered by Drafted, unless the request was given up, or its next
+    Draft came before this one was answered.
     """
 
     request: int
@@ -356,19 +392,26 @@ class Draft(_Message, frozen=True):
     task: int
     keep: int
     tokens: tuple[int, ...]
-    count: int
+    shape: Shape
     params: SamplingParams | None = None
 
 
 class Drafted(_Message, frozen=True):
-    """A tree of at most `count` nodes below the end of the sequence: parents[i] < i, or ROOT."""
+    """The whole tree below the first `base` tokens of the text: parents[i] < i, or ROOT.
+
+    scores[i]: log-probability of node i given its parent, as the drafter sees it (empty: it has no opinion).
+    Siblings come in the order of their rank. step: as in Verdict, of the drafter.
+    """
 
     request: int
     epoch: int
     task: int
+    base: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    scores: tuple[float, ...] = ()
     span: tuple[float, float] = (0.0, 0.0)
+    step: tuple[int, float] = (0, 0.0)
 
 
 class Fault(_Message, frozen=True):
@@ -377,7 +420,7 @@ class Fault(_Message, frozen=True):
     reason: str
 
 
-ToWorker = Welcome | Refuse | Heartbeat | Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
+ToWorker = Welcome | Refuse | Heartbeat | Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
 FromWorker = (
     Hello | Heartbeat | Verdict | Progress | Revoked | Freed | Refused | Received | TransferLost | Drafted | Fault
 )
