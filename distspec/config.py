@@ -25,7 +25,9 @@ ENV_PREFIX = "DISTSPEC__"
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
-PolicyName = Literal["ar", "sd", "dsi"]
+PolicyName = Literal["ar", "sd", "pearl", "dsi", "ssd", "bvsp"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Steps = Annotated[int, Meta(ge=1, le=64)]
 Role = Literal["prefill", "decode", "verify", "draft"]
 
 
@@ -69,19 +71,36 @@ class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
-    """placement: the drafter runs in the draft pool, or inside the decode worker (`local`).
+    """placement: the drafter runs in the draft pool, or inside the decode worker (`local`). draft_model: for the
+    drafters that have a model, as model.name. fallback: the drafter that `ssd` and `bvsp` ask after a miss.
 
-    num_speculative_tokens None follows the measured cost of wider steps. lookahead: nodes per submission
-    of `dsi`. draft_model: for the drafter `standalone`, as model.name.
+    num_speculative_tokens: drafted levels of a round (SGLang's num_steps), or a table of them by the number of
+    running requests, `{8: 4, 64: 1}`; None follows the measured cost of wider steps. topk: guesses per node that
+    are judged; num_draft_tokens: most nodes judged in a round, the root counted (None: the chain, or max_live_nodes).
+    tree: `dynamic` compares nodes by the drafter's confidence, `static` by how often guesses of a rank are right.
+    lookahead: drafter steps of one growth while a verification is on its way, and nodes per submission of `dsi`.
+    branch_topk, branch_width: guesses per node, and nodes expanded per drafter step, where `ssd` and `bvsp` branch;
+    branch_nodes: drafted nodes that make `bvsp` send a further verifier off. max_live_nodes: of the tree of a request
+    (None: engine.max_scratch_nodes). synthetic_acceptance: for benchmarks, draws and guesses come from a hash, such
+    that the drafter's first, second... guess is right with these probabilities.
     """
 
     policy: PolicyName = "sd"
-    allowed_policies: tuple[PolicyName, ...] = ("ar", "sd", "dsi")
-    drafter: Literal["none", "ngram", "standalone"] = "ngram"
+    allowed_policies: tuple[PolicyName, ...] = get_args(PolicyName)
+    drafter: Literal["none", "ngram", "suffix", "standalone", "eagle", "eagle3", "mtp", "dflash"] = "ngram"
     draft_model: str | None = None
     placement: Literal["pool", "local"] = "pool"
-    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
+    fallback: Literal["none", "ngram", "suffix"] = "none"
+    num_speculative_tokens: Steps | dict[Positive, Steps] | None = None
+    topk: Annotated[int, Meta(ge=1, le=16)] = 1
+    num_draft_tokens: Annotated[int, Meta(ge=2)] | None = None
+    tree: Literal["static", "dynamic"] = "static"
     lookahead: Positive = 2
+    branch_topk: Annotated[int, Meta(ge=1, le=16)] = 3
+    branch_width: Positive = 8
+    branch_nodes: Positive = 16
+    max_live_nodes: Positive | None = None
+    synthetic_acceptance: tuple[Share, ...] | None = None
     ngram: Ngram = Ngram()
 
 
@@ -192,8 +211,8 @@ def check(config: Config) -> None:
         raise InvalidValue("pools.decode.replicas", pools.decode.replicas, "at least 1")
     if spec.policy not in spec.allowed_policies:
         raise InvalidValue("speculation.policy", spec.policy, f"one of allowed_policies {list(spec.allowed_policies)}")
-    if spec.drafter == "standalone" and not spec.draft_model:
-        raise InvalidValue("speculation.draft_model", None, "a model for the drafter `standalone`")
+    if spec.drafter not in ("none", "ngram", "suffix") and not spec.draft_model:
+        raise InvalidValue("speculation.draft_model", None, f"a model for the drafter `{spec.drafter}`")
     if spec.drafter == "none" and spec.policy != "ar":
         raise InvalidValue("speculation.drafter", "none", f"a drafter for policy {spec.policy} (ngram needs no model)")
     if spec.placement == "pool" and spec.drafter != "none" and spec.policy != "ar" and pools.draft.replicas < 1:
@@ -203,19 +222,47 @@ def check(config: Config) -> None:
     _check_placement(pools)
     if spec.ngram.min_n > spec.ngram.max_n:
         raise InvalidValue("speculation.ngram.min_n", spec.ngram.min_n, f"at most max_n ({spec.ngram.max_n})")
-    need = spec.num_speculative_tokens or 0
-    if need > config.engine.max_scratch_nodes:
-        raise InvalidValue(
-            "speculation.num_speculative_tokens",
-            need,
-            f"at most engine.max_scratch_nodes ({config.engine.max_scratch_nodes})",
-        )
+    _check_sizes(spec, config.engine.max_scratch_nodes)
     beat = config.coordinator
     if beat.worker_timeout_s < 2 * beat.heartbeat_s:
         raise InvalidValue(
             "coordinator.worker_timeout_s", beat.worker_timeout_s, f">= 2 x heartbeat_s ({2 * beat.heartbeat_s})"
         )
     _check_pages(config.engine, config.model.max_model_len)
+
+
+def _check_sizes(spec: Speculation, room: int) -> None:
+    """Trees that cannot be grown, or judged, as they are configured."""
+    asked = spec.num_speculative_tokens
+    if isinstance(asked, dict) and not asked:
+        raise InvalidValue("speculation.num_speculative_tokens", asked, "an entry, as {1: 4}; or null")
+    most = max(asked.values()) if isinstance(asked, dict) else asked or 0
+    where = f"at most engine.max_scratch_nodes ({room})"
+    for name, nodes in (("num_speculative_tokens", most), ("branch_nodes", spec.branch_nodes)):
+        if nodes > room:
+            raise InvalidValue(f"speculation.{name}", nodes, where)
+    judged = spec.num_draft_tokens
+    if judged is not None:
+        if judged - 1 > room:
+            raise InvalidValue("speculation.num_draft_tokens", judged, f"at most {room + 1}: the root and {where[8:]}")
+        if judged - 1 < most:
+            need = f">= {most + 1}: the root and the {most} nodes of a path of num_speculative_tokens"
+            raise InvalidValue("speculation.num_draft_tokens", judged, need)
+        if most and judged - 1 > _tree_nodes(most, spec.topk):
+            need = f"at most {_tree_nodes(most, spec.topk) + 1}, all that {most} levels of topk {spec.topk} have"
+            raise InvalidValue("speculation.num_draft_tokens", judged, need)
+    live = spec.max_live_nodes
+    if live is not None and live < max(most, (judged or 0) - 1):
+        need = f">= {max(most, (judged or 0) - 1)}, the nodes of one round"
+        raise InvalidValue("speculation.max_live_nodes", live, need)
+    if spec.synthetic_acceptance is not None and not 0 < sum(spec.synthetic_acceptance) <= 1:
+        need = "probabilities that add up to at most 1"
+        raise InvalidValue("speculation.synthetic_acceptance", list(spec.synthetic_acceptance), need)
+
+
+def _tree_nodes(steps: int, topk: int) -> int:
+    """Nodes that a drafter makes in so many steps: topk below the root, then topk below each of the topk best."""
+    return topk + (steps - 1) * topk * topk
 
 
 def _check_pages(engine: Engine, max_model_len: int | None) -> None:

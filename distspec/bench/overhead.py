@@ -106,7 +106,7 @@ def _coordinate(pipe: Connection) -> None:
 
 async def _coordinator(pipe: Connection) -> None:
     """The real coordinator without its actor; says its endpoint."""
-    machine = Machine(Settings(width=WIDTH), term=1)
+    machine = Machine(Settings(steps=WIDTH), term=1)
     hub = Hub(FleetKeys.create(), 1, heartbeat_s=_HEARTBEAT_S, timeout_s=_TIMEOUT_S)
     loop = Loop(
         machine,

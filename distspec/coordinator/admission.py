@@ -37,12 +37,17 @@ class Limits:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that is in the fleet. opened: requests open there, by number, with their latest known length."""
+    """A worker that is in the fleet. opened: requests open there, by number, with their latest known length.
+
+    offences: nonsense that it drafted; barred: too much of it, nobody asks it for drafts any more.
+    """
 
     hello: Hello
     out: int = 0
     opened: dict[int, int] = field(default_factory=dict)
     draining: bool = False
+    offences: int = 0
+    barred: bool = False
 
     @property
     def credits(self) -> int:
@@ -75,6 +80,10 @@ class Credits:
     def role(self, role: str) -> list[str]:
         """Workers of this role that take new work."""
         return [name for name, worker in self.workers.items() if worker.hello.role == role and not worker.draining]
+
+    def spare(self, role: str) -> list[str]:
+        """Workers of this role that have more than half of their credits left."""
+        return [name for name in self.role(role) if 2 * self.workers[name].credits > self.workers[name].hello.slots]
 
     def limits(self, room: int) -> Limits | None:
         """Of the target workers that are here; None if there are none. room: scratch nodes beside a request."""

@@ -14,22 +14,34 @@ from distspec.coordinator import events
 from distspec.coordinator.admission import Credits
 from distspec.coordinator.request import Drafting, Holding, Request, State, Task
 from distspec.errors import RequestError
-from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV
+from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV, Withdraw
 
-ToWorker = Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
+ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the machine is told once; a journal carries it. width None: from the measured step cost.
+    """What the machine is told once; a journal carries it.
 
-    local_drafts: drafting happens inside the decode worker. room: most scratch nodes of a request.
+    local_drafts: drafting happens inside the decode worker. steps: drafted levels of a round (num_speculative_tokens),
+    or a table of them as (most requests that run, steps) in ascending order; None: from the measured step cost.
+    topk, lookahead, fan, width, live, early: as in `Sizes`. nodes None: as many as steps for a chain, live for a
+    tree. room: most scratch nodes of a request on a worker. static: trees are ranked by how often guesses of each
+    rank were right, not by the drafter's confidence. quick: there is a fallback drafter.
     """
 
     policy: str = "sd"
-    allowed_policies: tuple[str, ...] = ("ar", "sd", "dsi")
+    allowed_policies: tuple[str, ...] = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp")
     local_drafts: bool = False
-    width: int | None = None
+    steps: int | tuple[tuple[int, int], ...] | None = None
+    topk: int = 1
+    nodes: int | None = None
     lookahead: int = 2
+    fan: int = 3
+    width: int = 8
+    live: int = 64
+    early: int = 16
+    static: bool = True
+    quick: bool = False
     room: int = 64
     max_queued_requests: int = 256
     task_timeout_s: float = 120.0
@@ -63,6 +75,10 @@ class Context:
         """A task or ticket number, unique within the term."""
         self._future += 1
         return self._future
+
+    def is_future(self, number: int) -> bool:
+        """Whether a task or ticket of this number was ever opened."""
+        return 0 < number <= self._future
 
     @property
     def acceptance(self) -> float:

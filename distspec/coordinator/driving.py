@@ -7,28 +7,77 @@ path, and every draft what its drafter still lacks, so a verdict is only asked w
 from __future__ import annotations
 
 from distspec.coordinator.context import Context
-from distspec.coordinator.request import Drafting, Request, State
-from distspec.protocol.messages import ROOT, Draft, Drafted, Extend, Verdict, finish_reason
+from distspec.coordinator.request import Request, State
+from distspec.protocol.messages import ROOT, Draft, Drafted, Extend, Shape, Verdict, Withdraw, finish_reason
 from distspec.speculation.length import best_length
-from distspec.speculation.policies import POLICIES, Growth, Situation, Submission, depth
+from distspec.speculation.policies import EAGER, POLICIES, Growth, Situation, Submission
+from distspec.speculation.sizes import Sizes
 
-MAX_WIDTH = 8
-"""Most drafts of a round when their number follows the measured cost."""
+MAX_STEPS = 8
+"""Most drafted levels of a round when their number follows the measured cost."""
+
+SLACK = 1e-3
+"""What rounding may lift a log-probability above 0."""
+
+MAX_OFFENCES = 8
+"""Nonsense that a draft worker may answer before nobody asks it any more."""
+
+ODDS = (0.6, 0.12, 0.05, 0.03, 0.02)
+"""How often a guess of each rank is taken to be right, until it is known."""
 
 
-def width(ctx: Context, request: Request) -> int:
-    """Drafts in a round: as asked by the request, as configured, or the best for cost and acceptance."""
-    asked = request.width or ctx.settings.width
-    if asked:
+def sizes(ctx: Context, request: Request) -> Sizes:
+    """The sizes of this request's rounds: as asked by the request, as configured, or the best for what is known."""
+    settings = ctx.settings
+    levels = steps(ctx, request)
+    nodes = settings.nodes or (levels if settings.topk == 1 else settings.live)
+    live = min(settings.live, settings.room) if request.policy in EAGER else settings.live
+    return Sizes(
+        steps=levels,
+        topk=settings.topk,
+        nodes=min(max(nodes, request.steps or 0), settings.room),
+        lookahead=settings.lookahead,
+        fan=max(settings.fan, settings.topk),
+        width=settings.width,
+        live=live,
+        early=settings.early,
+    )
+
+
+def steps(ctx: Context, request: Request) -> int:
+    """Drafted levels of a round."""
+    asked = request.steps or ctx.settings.steps
+    if isinstance(asked, tuple):
+        running = len(ctx.requests) - len(ctx.queue)
+        asked = next((levels for most, levels in asked if running <= most), asked[-1][1])
+    if asked is not None:
         return min(asked, ctx.settings.room)
     curve = ctx.credits.workers[request.home].hello.step_cost if request.home in ctx.credits.workers else ()
-    return best_length(curve, ctx.acceptance, min(MAX_WIDTH, ctx.settings.room))
+    return best_length(curve, ctx.acceptance, min(MAX_STEPS, ctx.settings.room))
 
 
 def wants_lease(ctx: Context, request: Request) -> bool:
     """Plain decoding and local drafting run at home; so does a request for which there is no drafter."""
     local = ctx.settings.local_drafts and request.policy == "sd"
     return request.policy == "ar" or local or not has_drafter(ctx, request)
+
+
+def drafts_at(ctx: Context, request: Request, home: str) -> bool:
+    """Whether a lease at this worker comes with drafts."""
+    worker = ctx.credits.workers[home]
+    return worker.hello.drafts and request.policy != "ar" and not worker.barred
+
+
+def local_shape(ctx: Context, request: Request) -> Shape:
+    """The drafter's tree of a leased round."""
+    wanted = sizes(ctx, request)
+    return Shape(
+        steps=wanted.steps,
+        topk=wanted.topk,
+        width=wanted.topk,
+        nodes=max(wanted.live, wanted.nodes),
+        odds=ODDS if ctx.settings.static else (),
+    )
 
 
 def has_drafter(ctx: Context, request: Request) -> bool:
@@ -38,9 +87,10 @@ def has_drafter(ctx: Context, request: Request) -> bool:
 def find_drafter(ctx: Context, request: Request) -> str | None:
     """A draft worker with a credit, or home where drafting is local."""
     home = ctx.credits.workers.get(request.home or "")
-    if ctx.settings.local_drafts and home is not None and home.hello.drafts:
+    if ctx.settings.local_drafts and home is not None and home.hello.drafts and not home.barred:
         return request.home
-    return ctx.credits.least_loaded((name for name in ctx.credits.role("draft") if name not in request.avoid), 0)
+    drafters = (name for name in ctx.credits.role("draft") if name not in request.avoid)
+    return ctx.credits.least_loaded((name for name in drafters if not ctx.credits.workers[name].barred), 0)
 
 
 def attach(ctx: Context, request: Request) -> None:
@@ -81,21 +131,32 @@ def advance(ctx: Context, request: Request) -> bool:
     ctx.emit(request, start, reason)
     if reason:
         ctx.forget(request)
+    else:
+        withdraw(ctx, request)
     return reason is not None
 
 
+def withdraw(ctx: Context, request: Request) -> None:
+    """Tell workers which of their futures nobody waits for any more."""
+    by_worker: dict[str, list[int]] = {}
+    for number in request.stale():
+        request.tasks[number].withdrawn = True
+        by_worker.setdefault(request.tasks[number].worker, []).append(number)
+    for worker, tasks in by_worker.items():
+        ctx.counters["withdrawn"] += len(tasks)
+        ctx.send(worker, Withdraw(request=request.number, epoch=request.epoch, tasks=tuple(tasks)))
+
+
 def situation(ctx: Context, request: Request) -> Situation:
-    """What the policy may see. `sd` prefers a remote verifier, `dsi` home, whose KV is there first.
+    """What the policy may see. Policies that keep several verifiers busy prefer home, whose KV is there first, the
+    others a remote verifier.
 
     The last output token is never judged, and a node above it yields one token, the root another: nothing
     deeper could be emitted, nor does it fit max_model_len.
     """
     busy = {task.worker for task in request.tasks.values()}
     ready = [name for name, hold in request.holds.items() if hold.ticket is None]
-    ready.sort(key=lambda name: (name == request.home) == (request.policy == "sd"))
-    left = request.params.max_tokens - request.emitted - 1
-    wide = min(width(ctx, request), left)
-    room = min(ctx.settings.room, left)
+    ready.sort(key=lambda name: (name == request.home) != (request.policy in EAGER))
     draft = request.drafting
     return Situation(
         tree=request.tree,
@@ -103,17 +164,22 @@ def situation(ctx: Context, request: Request) -> Situation:
         free=[name for name in ready if name not in busy],
         total=len(ready),
         drafting=draft is not None and draft.task is not None,
+        asked=draft is not None and draft.asked,
         dry=draft is None or draft.dry,
-        width=wide,
-        depth=min(room, depth(request.policy, wide, ctx.settings.lookahead, len(ready))),
-        lookahead=ctx.settings.lookahead,
+        quick=ctx.settings.quick,
+        depth=request.params.max_tokens - request.emitted - 1,
+        sizes=sizes(ctx, request),
+        odds=ODDS if ctx.settings.static else (),
     )
 
 
 def submit(ctx: Context, request: Request, wish: Submission) -> None:
-    """Ask a verifier for verdicts, with the committed tokens and ancestors that it still lacks."""
+    """Ask a verifier for verdicts, with the committed tokens and ancestors that it still lacks; for as many nodes as
+    its scratch has room for."""
     hold = request.holds[wish.verifier]
-    nodes = request.missing(wish.verifier, wish.nodes)
+    nodes = request.missing(wish.verifier, wish.nodes)[: max(0, ctx.settings.room - len(hold.nodes))]
+    if not nodes and hold.computed == len(request.tokens):
+        return  # nothing would be computed
     start, ids = hold.computed, tuple(node.id for node in nodes)
     task = ctx.open_task(request, wish.verifier, ids)
     commit, drop = hold.take_fates()
@@ -148,19 +214,12 @@ def verdict(request: Request, message: Verdict) -> bool:
 
 
 def draft(ctx: Context, request: Request, wish: Growth) -> None:
-    """Ask the drafter to grow below a leaf, telling it what changed since it was last asked."""
-    state = request.drafting
+    """Ask the drafter to go on, telling it what was committed since it was last asked."""
+    state, now = request.drafting, situation(ctx, request)
     assert state is not None
-    path = request.tree.path(wish.leaf)
-    if state.matched == len(request.tokens):
-        shared = _common(state.path, path)
-        keep, tokens = state.matched + shared, [request.tree.token(node) for node in path[shared:]]
-    else:
-        keep = state.matched
-        tokens = request.tokens[keep:] + [request.tree.token(node) for node in path]
+    keep, state.told = state.told, len(request.tokens)
     first, state.opened = not state.opened, True
-    state.matched, state.path = len(request.tokens), path
-    state.task, state.leaf, state.count, state.sent_s = ctx.future(), wish.leaf, wish.count, ctx.now
+    state.task, state.sent_s, state.asked, state.quick = ctx.future(), ctx.now, True, wish.quick
     ctx.send(
         state.worker,
         Draft(
@@ -168,38 +227,61 @@ def draft(ctx: Context, request: Request, wish: Growth) -> None:
             epoch=request.epoch,
             task=state.task,
             keep=keep,
-            tokens=tuple(tokens),
-            count=wish.count,
+            tokens=tuple(request.tokens[keep:]),
+            shape=Shape(
+                steps=wish.steps,
+                topk=wish.topk,
+                width=wish.width,
+                nodes=wish.nodes,
+                depth=now.depth,
+                odds=tuple(now.odds),
+                quick=wish.quick,
+            ),
             params=request.params if first else None,
         ),
     )
 
 
-def drafted(ctx: Context, request: Request, message: Drafted) -> bool:
-    """Hang a proposal into the tree. Nonsense is counted and taken as no proposal. False for a void future."""
+def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bool:
+    """Hang a proposal into the tree, a late one too: it says itself where it belongs. Nonsense is counted and taken
+    as no proposal. False if nothing has changed."""
     state = request.drafting
-    if state is None or state.task != message.task:
+    if state is None or state.worker != worker:
         return False
-    state.task = None
-    if state.leaf not in request.tree:
-        return True
-    sound = is_sound(message, state, ctx.credits.workers[state.worker].hello.vocab_size)
-    if not sound:
-        ctx.counters["bad_drafts"] += 1
-    if sound and message.tokens:
-        request.tree.add(state.leaf, message.tokens, message.parents)
+    new, is_awaited = 0, state.task == message.task
+    if is_sound(ctx, request, message):
+        new = request.graft(message, ctx.settings.live)
     else:
-        state.dry = True
-    return True
+        offend(ctx, worker)
+    if is_awaited:
+        state.task = None
+        state.dry = not new and not state.quick
+    return is_awaited or new > 0
 
 
-def is_sound(message: Drafted, asked: Drafting, vocab_size: int) -> bool:
-    """A proposal within what was asked: known ids, parents before children."""
+def is_sound(ctx: Context, request: Request, message: Drafted) -> bool:
+    """A proposal within what may be asked: a draft that was sent, known ids, parents before children."""
+    vocab_size = min(worker.hello.vocab_size for worker in ctx.credits.workers.values())
     return (
-        len(message.tokens) == len(message.parents) <= asked.count
+        ctx.is_future(message.task)
+        and message.epoch <= request.epoch
+        and 0 < message.base <= len(request.tokens)
+        and len(message.tokens) == len(message.parents) <= ctx.settings.live
         and all(0 <= token < vocab_size for token in message.tokens)
         and all(ROOT <= parent < i for i, parent in enumerate(message.parents))
+        and (not message.scores or len(message.scores) == len(message.tokens))
+        and all(score <= SLACK for score in message.scores)  # not so for NaN
     )
+
+
+def offend(ctx: Context, worker: str) -> None:
+    """Count nonsense; after too much of it, no new draft is asked of this worker."""
+    entry = ctx.credits.workers[worker]
+    entry.offences += 1
+    ctx.counters["bad_drafts"] += 1
+    if entry.offences == MAX_OFFENCES:
+        entry.barred = True
+        ctx.counters["barred_drafters"] += 1
 
 
 def tally_round(ctx: Context, request: Request, drafted: int, accepted: int) -> None:
@@ -209,10 +291,3 @@ def tally_round(ctx: Context, request: Request, drafted: int, accepted: int) -> 
     for i in range(accepted):
         request.tally.note(request.tally.accepted, i)
     ctx.learn(tried=min(drafted, accepted + 1), kept=accepted)
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    shared = 0
-    while shared < min(len(a), len(b)) and a[shared] == b[shared]:
-        shared += 1
-    return shared

@@ -25,6 +25,7 @@ from distspec.protocol.messages import (
     Submit,
     TransferLost,
     Verdict,
+    Withdraw,
 )
 
 
@@ -78,7 +79,7 @@ Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick 
 
 class ToWorker(_Event, frozen=True):
     worker: str
-    message: Extend | Lease | Revoke | Drop | SendKV | ReceiveKV | Draft
+    message: Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
 
 
 class ToClient(_Event, frozen=True):

@@ -10,6 +10,7 @@ from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request, State
 from distspec.errors import InvalidField, Unavailable
 from distspec.protocol.messages import Extend, Lease, Progress, ReceiveKV, Revoke, SendKV, finish_reason
+from distspec.speculation.policies import EAGER
 
 MAX_REFUSALS = 100
 """Times a request may be given up by workers without one new token, before it ends in an error."""
@@ -158,7 +159,7 @@ def lease(ctx: Context, request: Request) -> None:
     request.void()
     hold = request.holds[home]
     commit, drop = hold.take_fates()
-    drafts = ctx.credits.workers[home].hello.drafts and request.policy != "ar"
+    drafts = driving.drafts_at(ctx, request, home)
     start, hold.computed = hold.computed, len(request.tokens) - 1
     ctx.send(
         home,
@@ -171,7 +172,8 @@ def lease(ctx: Context, request: Request) -> None:
             drop=drop,
             history=tuple(request.tokens[:start]) if drafts else (),
             emitted=request.emitted,
-            num_speculative_tokens=driving.width(ctx, request) if drafts else 0,
+            shape=driving.local_shape(ctx, request) if drafts else None,
+            nodes=driving.sizes(ctx, request).nodes if drafts else 0,
             params=request.params,
         ),
     )
@@ -245,14 +247,21 @@ def refused(ctx: Context, request: Request, worker: str) -> None:
 
 
 def bind_verifiers(ctx: Context, request: Request) -> None:
-    """Send KV to the verifiers that the policy wants beside home: all for `dsi`, one for `sd`."""
+    """Send KV to the verifiers that the policy wants beside home: one, or all for those that keep several busy.
+
+    Other decode workers verify too, as long as they have credits to spare for requests of their own.
+    """
     assert request.home is not None
     if not request.computed_by(request.home):
         return
-    pool = [name for name in ctx.credits.role("verify") if name not in request.avoid]
+    wanted = [name for name in ctx.credits.role("verify") if name not in request.avoid]
+    most = 1
+    if request.policy in EAGER:
+        wanted += [name for name in ctx.credits.spare("decode") if name not in request.avoid | {request.home}]
+        most = len(wanted)
     bound = [name for name in request.holds if name != request.home]
-    for _ in range((len(pool) if request.policy == "dsi" else min(1, len(pool))) - len(bound)):
-        worker = ctx.credits.least_loaded((name for name in pool if name not in request.holds), len(request.tokens))
+    for _ in range(min(most, len(wanted)) - len(bound)):
+        worker = ctx.credits.least_loaded((name for name in wanted if name not in request.holds), len(request.tokens))
         if worker is None:
             return
         ctx.reserve(request, worker)

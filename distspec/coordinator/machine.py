@@ -248,8 +248,22 @@ class Machine:
             driving.drive(self._ctx, request)
 
     def _drafted(self, request: Request, worker: str, message: Drafted) -> None:
-        if driving.drafted(self._ctx, request, message) and request.state is State.DRIVEN:
-            driving.drive(self._ctx, request)
+        ctx = self._ctx
+        if request.state is not State.DRIVEN:
+            return
+        if driving.drafted(ctx, request, worker, message):
+            driving.drive(ctx, request)
+        if ctx.credits.workers[worker].barred:
+            self._cut_off(worker)
+
+    def _cut_off(self, drafter: str) -> None:
+        """Take the requests of a drafter that answers nonsense away from it."""
+        for request in list(self._ctx.requests.values()):
+            if request.drafting is not None and request.drafting.worker == drafter:
+                self._ctx.detach_drafter(request)
+                if request.state is State.DRIVEN:
+                    driving.drive(self._ctx, request)
+                    self._settle(request)
 
     def _progress(self, request: Request, worker: str, message: Progress) -> None:
         if request.state in (State.LEASED, State.REVOKING) and self._is_of_now(request, worker, message):

@@ -69,7 +69,7 @@ class Observer:
 
     def _remember(self, message: Extend | Draft) -> None:
         if isinstance(message, Draft):
-            kind, args = "draft", {"count": message.count}
+            kind, args = "draft", {"steps": message.shape.steps}
         else:
             kind = "verify" if message.nodes else "prefill" if len(message.tokens) > 1 else "decode"
             args = {"tokens": len(message.tokens), "nodes": len(message.nodes)}

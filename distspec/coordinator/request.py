@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, Node, SamplingParams, Usage
+from distspec.protocol.messages import ROOT, Drafted, Node, SamplingParams, Usage
 from distspec.speculation.tree import Step, Tree
 
 
@@ -69,7 +69,8 @@ class Holding:
 class Task:
     """A verify or prefill future. root: the tree's root when it was sent; nodes: what it judges.
 
-    base: committed positions that its worker was known to hold before it.
+    base: committed positions that its worker was known to hold before it. withdrawn: its worker was told that
+    nobody waits for it any more.
     """
 
     worker: str
@@ -77,25 +78,30 @@ class Task:
     nodes: tuple[int, ...]
     base: int
     sent_s: float
+    withdrawn: bool = False
 
 
 @dataclass(slots=True)
 class Drafting:
-    """The drafter's side: its sequence is `matched` committed tokens and then the nodes of `path`.
+    """The drafter's side: it was told `told` committed tokens.
 
-    opened: whether it was ever asked; before, only the credit is taken.
+    opened: whether it was ever asked; before, only the credit is taken. task: the draft on its way, quick: of the
+    fallback drafter. asked: since the root changed. dry: it had nothing to add to the present tree.
     """
 
     worker: str
     epoch: int
     opened: bool = False
-    matched: int = 0
-    path: list[int] = field(default_factory=list)
+    told: int = 0
     task: int | None = None
-    leaf: int = 0
-    count: int = 0
+    quick: bool = False
+    asked: bool = False
     sent_s: float = 0.0
     dry: bool = False
+
+    def rooted(self) -> None:
+        """The root changed: the drafter may have something to say again."""
+        self.asked = self.dry = False
 
 
 @dataclass(slots=True)
@@ -128,13 +134,13 @@ class Request:
         emitted: Sequence[int],
         params: SamplingParams,
         policy: str,
-        width: int | None,
+        steps: int | None,
         now: float,
     ) -> None:
         self.number, self.client, self.key = number, client, key
         self.prompt_length = len(prompt)
         self.tokens: list[int] = [*prompt, *emitted]
-        self.params, self.policy, self.width = params, policy, width
+        self.params, self.policy, self.steps = params, policy, steps
         self.state = State.QUEUED
         self.epoch = 0
         self.tree = Tree()
@@ -174,10 +180,13 @@ class Request:
                 hold.computed = position + 1
             hold.drop.extend(node for node in step.died if node in hold.nodes)
             hold.nodes -= gone
-        self._follow(step)
         self._count(step)
+        if self.drafting is not None:
+            self.drafting.rooted()
         if step.node is None:
             self.epoch += 1
+            if self.drafting is not None:
+                self.drafting.task = None  # it grows what is gone
 
     def missing(self, worker: str, nodes: Iterable[int]) -> list[Node]:
         """The nodes of these paths that `worker` has not computed, parents first, as messages say them."""
@@ -191,6 +200,44 @@ class Request:
                         id=node, parent=ROOT if parent == self.tree.root else parent, token=self.tree.token(node)
                     )
         return list(out.values())
+
+    def graft(self, proposal: Drafted, most: int) -> int:
+        """Hang a tree below the text of `proposal.base` tokens where the text has gone since; the number of new nodes.
+
+        What the text left behind is left out, and so is what could never be emitted, or makes more than `most` nodes.
+        """
+        tokens, parents, scores = proposal.tokens, proposal.parents, proposal.scores
+        at = ROOT
+        for token in self.tokens[proposal.base :]:
+            heirs = (i for i, parent in enumerate(parents) if parent == at and tokens[i] == token)
+            heir = next(heirs, None)
+            if heir is None:
+                return 0
+            at = heir
+        deepest = self.params.max_tokens - self.emitted - 1
+        index, depth = {at: ROOT}, {at: 0}
+        kept: list[int] = []
+        for i, parent in enumerate(parents):
+            if parent in index and depth[parent] < deepest:
+                index[i], depth[i] = len(kept), depth[parent] + 1
+                kept.append(i)
+        before = len(self.tree)
+        self.tree.add(
+            self.tree.root,
+            [tokens[i] for i in kept],
+            [index[parents[i]] for i in kept],
+            [scores[i] for i in kept] if scores else (),
+            most,
+        )
+        return len(self.tree) - before
+
+    def stale(self) -> list[int]:
+        """Futures whose nodes are all gone, and whose workers were not told yet."""
+        return [
+            number
+            for number, task in self.tasks.items()
+            if not task.withdrawn and task.root not in self.tree and not any(node in self.tree for node in task.nodes)
+        ]
 
     def computed_by(self, worker: str) -> int:
         """Committed positions that this worker holds for sure, whatever it is still busy with."""
@@ -217,7 +264,8 @@ class Request:
         self.tasks.clear()
         self.depths.clear()
         if self.drafting:
-            self.drafting.path, self.drafting.task, self.drafting.dry = [], None, False
+            self.drafting.task = None
+            self.drafting.rooted()
 
     def usage(self, now: float) -> Usage:
         tally = self.tally
@@ -234,20 +282,6 @@ class Request:
             first_token_s=(tally.first_s if tally.first_s is not None else now) - self.arrived_s,
             total_s=now - self.arrived_s,
         )
-
-    def _follow(self, step: Step) -> None:
-        """What the drafter's sequence still shares with the committed path."""
-        draft = self.drafting
-        if draft is None:
-            return
-        draft.dry = False
-        if draft.path and draft.path[0] == step.node:
-            draft.path.pop(0)
-            draft.matched += 1
-        else:
-            draft.path = []
-        if step.node is None:
-            draft.task = None
 
     def _count(self, step: Step) -> None:
         depth = self.depths.pop(step.node, None) if step.node is not None else None

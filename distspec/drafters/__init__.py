@@ -40,6 +40,7 @@ def _standalone(config: Config, max_model_len: int, device: torch.device) -> Dra
     return StandaloneDrafter(
         Engine(model, config.engine, device=device, max_model_len=min(max_model_len, model.config.max_position)),
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_scratch_nodes=config.engine.max_scratch_nodes,
         max_model_len=max_model_len,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import structs
 from torch import Tensor
 
 from distspec.errors import IllegalTransition
@@ -80,11 +81,16 @@ def check_row(row: DraftRow, length: int) -> None:
         raise IllegalTransition(f"request {row.request}: keep {row.keep} of a drafter's text of {length} tokens")
 
 
-def until_stop(tokens: Iterable[int], params: SamplingParams) -> list[int]:
-    """The tokens up to and with the first stop token: nothing after it can be accepted."""
-    kept: list[int] = []
-    for token in tokens:
-        kept.append(token)
-        if token in params.stop_token_ids:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
             break
-    return kept
+        length += 1
+    return length
+
+
+def limited(shape: Shape, room: int) -> Shape:
+    """The shape, no deeper than `room` levels: what max_model_len leaves below a text."""
+    return structs.replace(shape, depth=max(0, min(shape.depth, room)))

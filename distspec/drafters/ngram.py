@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the latest earlier occurrence of the sequence's own suffix.
+"""Prompt lookup: what followed the latest earlier occurrence of the text's own suffix.
 
-Knows the tokens of each request's sequence. Does not know a model, a device, or how tokens are drawn.
+Knows the tokens of each request's text. Does not know a model, a device, or how tokens are drawn.
 
 Longer suffixes are tried first, from max_n down to min_n tokens. Prompt Lookup Decoding (A. Saxena, 2023);
 also what `ngram` means in vLLM.
@@ -8,14 +8,19 @@ also what `ngram` means in vLLM.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from distspec.config import Ngram
-from distspec.drafters.base import DraftRow, Proposal, check_row, until_stop
+from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
+from distspec.drafters.sprout import Sprout
+
+_SEEN = 16
+"""Occurrences of a suffix that are looked at for different continuations."""
 
 
 class NgramDrafter:
-    """One index of n-grams per request, kept up to date token by token, so a proposal costs a few look-ups."""
+    """One index of n-grams per request, kept up to date token by token, so a guess costs a few look-ups."""
 
     def __init__(self, options: Ngram, *, max_model_len: int) -> None:
         self._sizes = range(options.max_n, options.min_n - 1, -1)
@@ -38,14 +43,16 @@ class NgramDrafter:
         text = self._texts.get(row.request)
         if text is None:
             text = self._texts[row.request] = _Text(self._sizes)
-        text.cut(row.keep)
-        text.extend(row.tokens)
-        count = min(row.count, self._max_model_len - len(text.tokens))
-        return Proposal.chain(until_stop(text.continuation(count), row.params))
+        text.follow(row.keep, row.tokens)
+        shape = limited(row.shape, self._max_model_len - len(text.tokens))
+        for _ in range(shape.steps):
+            for node in text.tree.frontier(shape):
+                text.tree.expand(node, text.guesses(node, shape.topk), shape, row.params.stop_token_ids)
+        return text.tree.proposal()
 
 
 class _Text:
-    """A sequence and, for each of its n-grams, the ends of all occurrences in ascending order.
+    """A text, the tree below it and, for each n-gram of the text, the ends of all occurrences in ascending order.
 
     Occurrences form stacks because a sequence is only ever cut or extended at its end: undoing a token pops
     what adding it pushed.
@@ -53,8 +60,18 @@ class _Text:
 
     def __init__(self, sizes: range) -> None:
         self.tokens: list[int] = []
+        self.tree = Sprout()
         self._sizes = sizes
         self._ends: dict[tuple[int, ...], list[int]] = {}
+
+    def follow(self, keep: int, tokens: Sequence[int]) -> None:
+        """Cut to `keep` tokens, append, and keep of the tree what the text followed."""
+        same = keep + common(self.tokens[keep:], tokens)
+        if same < len(self.tokens):
+            self.tree.clear()
+        self.tree.advance(tokens[len(self.tokens) - keep :])
+        self.cut(same)
+        self.extend(tokens[same - keep :])
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -76,12 +93,17 @@ class _Text:
                         del self._ends[gram]
             self.tokens.pop()
 
-    def continuation(self, count: int) -> list[int]:
-        """At most `count` tokens that followed the latest earlier occurrence of the longest suffix."""
+    def guesses(self, node: int, most: int) -> list[tuple[int, float]]:
+        """What followed earlier occurrences of the longest suffix of the path to `node`, the latest first; then of
+        shorter ones. A longer match is trusted more."""
         length = len(self.tokens)
+        self.extend([self.tree.token(above) for above in self.tree.path(node)])
+        found: dict[int, float] = {}
+        end = len(self.tokens)
         for size in self._sizes:
-            if size < length and count > 0:
-                ends = self._ends[tuple(self.tokens[length - size :])]
-                if len(ends) > 1:  # the last one is the suffix itself
-                    return self.tokens[ends[-2] : ends[-2] + count]
-        return []
+            if size < end and len(found) < most:
+                ends = self._ends[tuple(self.tokens[end - size :])]
+                for earlier in ends[-2 : -2 - _SEEN : -1]:  # the last one is the suffix itself
+                    found.setdefault(self.tokens[earlier], math.log1p(-(0.5**size)))
+        self.cut(length)
+        return list(found.items())[:most]

@@ -90,7 +90,7 @@ class Sprout:
         for id, node in self._nodes.items():
             if id != ROOT:
                 depth[id] = depth[node.parent] + 1
-                value[id] = value[node.parent] + _worth(node, shape.odds)
+                value[id] = value[node.parent] + worth(node.rank, node.score, shape.odds)
             if not node.expanded and not node.ends and depth[id] < shape.depth:
                 open_.append(id)
         open_.sort(key=lambda id: -value[id])  # stable: of equals the one that was there first
@@ -136,9 +136,9 @@ class Sprout:
         return [id for id in old if id in gone]
 
 
-def _worth(node: _Node, odds: Sequence[float]) -> float:
-    """Log of how likely a node is right, given that its parent is."""
+def worth(rank: int, score: float | None, odds: Sequence[float]) -> float:
+    """Log of how likely a node is right, given that its parent is: by its rank, or by its own score without odds."""
     if not odds:
-        return node.score
-    share = odds[node.rank] if node.rank < len(odds) else odds[-1] / 2 ** (node.rank - len(odds) + 1)
+        return min(0.0, score) if score is not None else (rank + 1) * math.log(0.5)
+    share = odds[rank] if rank < len(odds) else odds[-1] / 2 ** (rank - len(odds) + 1)
     return math.log(max(share, 1e-9))

@@ -1,9 +1,9 @@
-"""A smaller causal model as drafter: it continues each sequence by a chain of its own draws.
+"""A smaller causal model as drafter: it grows a tree below each text from its own draws.
 
-Knows its own engine and what it computed ahead of each sequence. Does not know the target, or which of its
-tokens were accepted: it sees that in what the sequences become.
+Knows its own engine and what it computed below each text. Does not know the target, or which of its nodes were
+judged: it sees in what the texts become which of them were accepted, and keeps the subtree that survives, KV and all.
 
-Each token is drawn with the noise that the target will use at that position (drafter-invariant coupling,
+Guesses are ranked with the noise that the target will use at that position (drafter-invariant coupling,
 arXiv 2408.07978), so that the two agree as often as their distributions allow.
 """
 
@@ -12,53 +12,49 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
-from distspec.drafters.base import DraftRow, Proposal, check_row, until_stop
-from distspec.engine import Engine, Outcome, Segment
+from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
+from distspec.drafters.sprout import Sprout
+from distspec.engine import Engine, Guesses, Outcome, Segment
 from distspec.errors import OutOfPages, OutOfSlots
-from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.protocol.messages import ROOT, Node, SamplingParams, Shape
 
 
 @dataclass(slots=True)
 class _Text:
-    """A sequence, and what was drafted below its end.
+    """A committed text, and the tree below it.
 
-    tokens: the sequence; its last ones are `pending` until their KV is computed. ahead: the chain drafted
-    below it. nodes: ids of the computed ones among those, which are all but the last. slot: None where the
-    engine holds nothing of it. need: drafted tokens that this turn is after.
+    pending: its last tokens, whose KV is not computed; none once the end of the text was expanded. computed: nodes
+    with KV, which are those that were expanded; the engine knows them by the same ids. slot: None where the engine
+    holds nothing of it. steps: how many more this turn is to grow, as `shape` says.
     """
 
     tokens: list[int] = field(default_factory=list)
-    params: SamplingParams | None = None
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
     slot: int | None = None
     pending: deque[int] = field(default_factory=deque)
-    ahead: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    need: int = 0
-
-    @property
-    def waits(self) -> bool:
-        """There is more to compute in this turn."""
-        if self.slot is None:
-            return False
-        ended = bool(self.ahead) and self.params is not None and self.ahead[-1] in self.params.stop_token_ids
-        return bool(self.pending) or (len(self.ahead) < self.need and not ended)
+    tree: Sprout = field(default_factory=Sprout)
+    computed: set[int] = field(default_factory=set)
+    shape: Shape = field(default_factory=lambda: Shape(steps=0))
+    steps: int = 0
 
 
 class StandaloneDrafter:
-    """max_model_len: of the target. max_num_batched_tokens bounds a step of the drafter's engine.
+    """max_model_len: of the target. max_num_batched_tokens bounds a step of the drafter's engine, max_scratch_nodes
+    the nodes with KV of a text.
 
-    Its vocabulary must be the target's. When slots or pages run out, the sequences drafted for least recently
-    give theirs up; they are computed again, or found in the prefix cache, when their turn comes.
+    Its vocabulary must be the target's. When slots or pages run out, the texts drafted for least recently give
+    theirs up; they are computed again, or found in the prefix cache, when their turn comes.
     """
 
-    def __init__(self, engine: Engine, *, max_num_batched_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self, engine: Engine, *, max_num_batched_tokens: int, max_scratch_nodes: int, max_model_len: int
+    ) -> None:
         self._engine = engine
         self._budget = max_num_batched_tokens
+        self._room = max_scratch_nodes
         self._max_model_len = min(max_model_len, engine.max_model_len)
         self._texts: dict[int, _Text] = {}  # least recently used first
-        self._ids = count()
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         for row in rows:
@@ -67,12 +63,9 @@ class StandaloneDrafter:
         texts = [self._touch(row.request) for row in rows]
         for text, row in zip(texts, rows, strict=True):
             self._turn(text, row, texts)
-        while any(text.waits for text in texts):
-            self._step(texts)
-        return [
-            Proposal.chain(until_stop(text.ahead[: text.need], row.params))
-            for text, row in zip(texts, rows, strict=True)
-        ]
+        while self._step(texts):
+            pass
+        return [text.tree.proposal() for text in texts]
 
     def forget(self, request: int) -> None:
         text = self._texts.pop(request, None)
@@ -83,6 +76,8 @@ class StandaloneDrafter:
         """Prove that every page has exactly its holders. Raises AssertionError."""
         self._engine.check()
 
+    # -- texts ---------------------------------------------------------------------------------
+
     def _touch(self, request: int) -> _Text:
         text = self._texts.pop(request, None) or _Text()
         self._texts[request] = text
@@ -90,32 +85,31 @@ class StandaloneDrafter:
 
     def _turn(self, text: _Text, row: DraftRow, busy: Sequence[_Text]) -> None:
         """Make the text what the row says; keep what was computed as far as it still holds."""
-        committed = len(text.tokens)
-        same = row.keep + _common(text.tokens[row.keep :], row.tokens)
-        tail = row.tokens[committed - row.keep :]
+        known = len(text.tokens)
+        same = row.keep + common(text.tokens[row.keep :], row.tokens)
+        tail = row.tokens[known - row.keep :]
         del text.tokens[row.keep :]
         text.tokens += row.tokens
         text.params = row.params
-        text.need = max(0, min(row.count, self._max_model_len - len(text.tokens)))
-        if text.slot is not None and same == committed and len(text.tokens) <= self._max_model_len:
+        text.shape, text.steps = limited(row.shape, self._max_model_len - len(text.tokens)), row.shape.steps
+        if text.slot is not None and same == known and len(text.tokens) <= self._max_model_len:
             self._advance(text, tail)
         else:
             self._close(text)
             self._open(text, busy)
 
     def _advance(self, text: _Text, tail: tuple[int, ...]) -> None:
-        """The sequence grew by `tail`: commit the drafted nodes that it followed, drop what it did not."""
+        """The text grew by `tail`: commit the nodes that it followed, drop what it left behind."""
         assert text.slot is not None
-        hit = _common(text.ahead[: len(text.nodes)], tail)
-        text.pending.extend(tail[hit:])
-        dead = text.nodes[hit:] if text.pending else []
-        self._engine.commit(text.slot, text.nodes[:hit], dead)
-        text.nodes = [] if text.pending else text.nodes[hit:]
-        text.ahead = [] if text.pending else text.ahead[hit:]
+        kept, gone = text.tree.advance(tail)
+        done = [node for node in kept if node in text.computed]
+        self._engine.commit(text.slot, done, [node for node in gone if node in text.computed])
+        text.computed.difference_update(kept, gone)
+        text.pending.extend(tail[len(done) :])
 
     def _open(self, text: _Text, busy: Sequence[_Text]) -> None:
-        """Take a slot; without one, or past the model's length, this sequence gets no drafts."""
-        if not text.tokens or len(text.tokens) > self._max_model_len or text.params is None:
+        """Take a slot; without one, or past the model's length, this text gets no drafts."""
+        if not text.tokens or len(text.tokens) > self._max_model_len:
             return
         while text.slot is None:
             try:
@@ -130,7 +124,8 @@ class StandaloneDrafter:
             self._engine.close(text.slot)
         text.slot = None
         text.pending.clear()
-        text.ahead, text.nodes = [], []
+        text.tree.clear()
+        text.computed.clear()
 
     def _evict(self, busy: Sequence[_Text]) -> bool:
         """Close the least recently used text that is not busy. Its tokens stay, so it can be opened again."""
@@ -140,29 +135,36 @@ class StandaloneDrafter:
                 return True
         return False
 
-    def _step(self, texts: Sequence[_Text]) -> None:
-        """One step of the engine: a chunk of each text that is behind, a node of each that is not."""
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _step(self, texts: Sequence[_Text]) -> bool:
+        """One step of the engine: a chunk of each text that is behind, the frontier of each that is not. False if
+        nothing is left to do."""
         left = self._budget
         rows: list[tuple[_Text, Segment]] = []
         for text in texts:
-            if text.waits and left:
-                segment = self._segment(text, left)
-                if self._reserve(text, len(segment.tokens) + len(segment.nodes), texts):
-                    rows.append((text, segment))
-                    left -= len(segment.tokens) + len(segment.nodes)
-        if rows:
-            for (text, segment), outcome in zip(rows, self._engine.step([s for _, s in rows]), strict=True):
-                self._absorb(text, segment, outcome)
+            segment = self._segment(text, left) if left else None
+            if segment is not None and self._reserve(text, len(segment.tokens) + len(segment.nodes), texts):
+                rows.append((text, segment))
+                left -= len(segment.tokens) + len(segment.nodes)
+        if not rows:
+            return False
+        most = max(text.shape.topk for text, _ in rows)
+        for (text, segment), outcome in zip(rows, self._engine.guess([s for _, s in rows], most), strict=True):
+            self._absorb(text, segment, outcome)
+        return True
 
-    def _segment(self, text: _Text, most: int) -> Segment:
-        assert text.slot is not None
+    def _segment(self, text: _Text, most: int) -> Segment | None:
+        """What this text computes next, in at most so many rows; None if its turn is over."""
+        if text.slot is None or not text.steps:
+            return None
+        frontier = text.tree.frontier(text.shape)
         if text.pending:
             tokens = tuple(text.pending)[:most]
-            return Segment(slot=text.slot, tokens=tokens, want=len(tokens) == len(text.pending))
-        parent = text.nodes[-1] if text.nodes else ROOT
-        return Segment(
-            slot=text.slot, tokens=(), nodes=(Node(id=next(self._ids), parent=parent, token=text.ahead[-1]),)
-        )
+            return Segment(text.slot, tokens, want=bool(frontier) and len(tokens) == len(text.pending))
+        frontier = frontier[: max(0, min(most, self._room - len(text.computed)))]
+        nodes = tuple(Node(id=node, parent=text.tree.parent(node), token=text.tree.token(node)) for node in frontier)
+        return Segment(text.slot, (), nodes) if nodes else None
 
     def _reserve(self, text: _Text, positions: int, busy: Sequence[_Text]) -> bool:
         """Pages for a segment; a text that gets none, even with the idle ones closed, is closed itself."""
@@ -176,18 +178,14 @@ class StandaloneDrafter:
                     self._close(text)
                     return False
 
-    def _absorb(self, text: _Text, segment: Segment, outcome: Outcome) -> None:
+    def _absorb(self, text: _Text, segment: Segment, outcome: Outcome[Guesses]) -> None:
+        """Hang the guesses into the tree; a step that was only a chunk of a prefill is none of the turn's."""
         for _ in segment.tokens:
             text.pending.popleft()
-        text.nodes += [node.id for node in segment.nodes]
-        text.ahead += outcome.nodes or ([outcome.root] if outcome.root is not None else [])
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+        found = {node.id: guesses for node, guesses in zip(segment.nodes, outcome.nodes, strict=True)}
+        text.computed.update(found)
+        if outcome.root is not None:
+            found[ROOT] = outcome.root
+        for node, guesses in found.items():
+            text.tree.expand(node, guesses, text.shape, text.params.stop_token_ids)
+        text.steps -= bool(found)

@@ -1,6 +1,6 @@
 """The target engine: one model over slots of paged KV. Knows no drafter, no round, no request."""
 
-from distspec.engine.batch import Outcome, Segment
+from distspec.engine.batch import Guesses, Outcome, Segment
 from distspec.engine.engine import Engine
 
-__all__ = ["Engine", "Outcome", "Segment"]
+__all__ = ["Engine", "Guesses", "Outcome", "Segment"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from distspec.attention import Span
 from distspec.kv.sequence import Sequence
@@ -26,13 +27,19 @@ class Segment:
     want: bool = True
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What the target draws. root: after the last of the segment's tokens (None without tokens, or if nobody
-    wanted it); nodes: after each of its nodes, in their order."""
+Guesses = tuple[tuple[int, float], ...]
+"""(token, log-probability) pairs, the best first."""
 
-    root: int | None
-    nodes: list[int]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Outcome(Generic[T]):
+    """What follows: a drawn token, or guesses. root: after the last of the segment's tokens (None without tokens, or
+    if nobody wanted it); nodes: after each of its nodes, in their order."""
+
+    root: T | None
+    nodes: list[T]
 
 
 @dataclass(slots=True)
@@ -77,8 +84,8 @@ class Batch:
         )
 
     @staticmethod
-    def outcomes(segments: Iterable[Segment], drawn: Iterable[int]) -> list[Outcome]:
-        """The drawn tokens of the wanted rows, dealt back to their segments."""
+    def outcomes(segments: Iterable[Segment], drawn: Iterable[T]) -> list[Outcome[T]]:
+        """What the wanted rows yielded, dealt back to their segments."""
         tokens = iter(drawn)
         return [
             Outcome(

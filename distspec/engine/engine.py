@@ -20,7 +20,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import choose
-from distspec.engine.batch import Batch, Outcome, Segment
+from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.sizing import pages_that_fit
 from distspec.errors import InvalidValue, OutOfPages, OutOfSlots
 from distspec.kv.pages import PageAllocator
@@ -29,7 +29,7 @@ from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model
 from distspec.protocol.messages import ROOT, Node, SamplingParams
-from distspec.sampling import SamplingRows, draw
+from distspec.sampling import SamplingRows, best, draw
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +125,29 @@ class Engine:
     # -- steps ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self, segments: Seq[Segment]) -> list[Outcome]:
+    def step(self, segments: Seq[Segment]) -> list[Outcome[int]]:
         """Commit the tokens and add the nodes of each segment, run the model once, draw the outcomes.
 
         A slot appears at most once, and its room is reserved. Raises IllegalTransition for nodes whose parents
         are not there, ValueError for missing room or a length over max_model_len; nothing is changed then.
         """
+        found = self._run(segments)
+        drawn: list[int] = draw(*found).tolist() if found else []
+        return Batch.outcomes(segments, drawn)
+
+    @torch.inference_mode()
+    def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
+        """As `step`, but for a drafter: the `most` best tokens after each row, the first of which `step` would draw."""
+        found = self._run(segments)
+        if not found:
+            return Batch.outcomes(segments, [])
+        tokens, scores = best(*found, min(most, self.model.config.vocab_size))
+        rows = zip(tokens.tolist(), scores.tolist(), strict=True)
+        return Batch.outcomes(segments, [tuple(zip(*row, strict=True)) for row in rows])
+
+    def _run(self, segments: Seq[Segment]) -> tuple[Tensor, SamplingRows] | None:
+        """Book the segments and run the model: logits of the wanted rows and how they are to be drawn; None if
+        nothing is wanted."""
         for segment in segments:
             end = self.sequence(segment.slot).check(len(segment.tokens), segment.nodes)
             if end > self.max_model_len:
@@ -143,23 +160,21 @@ class Engine:
         for segment in segments:
             slot = self._open[segment.slot]
             batch.add(segment, slot.sequence, slot.params)
-        drawn = self._run(batch) if batch.tokens else []
+        found = self._forward(batch) if batch.tokens else None
         for segment in segments:
             # Requests that arrive while this one runs can share its prompt.
             if len(segment.tokens) > 1 and self._open[segment.slot].shared:
                 self.books.publish(self.sequence(segment.slot))
-        return Batch.outcomes(segments, drawn)
+        return found
 
-    def _run(self, batch: Batch) -> list[int]:
+    def _forward(self, batch: Batch) -> tuple[Tensor, SamplingRows] | None:
         attend = partial(self._attention.run, self._attention.plan(batch.spans))
         hidden = self.model.forward(self._integers(batch.tokens), self._integers(batch.positions), attend)
         if not batch.wanted:
-            return []
+            return None
         if len(batch.wanted) < len(batch.tokens):
             hidden = hidden.index_select(0, self._integers(batch.wanted))
-        rows = SamplingRows.of(batch.params, batch.draws, self.device)
-        drawn: list[int] = draw(self.model.logits(hidden), rows).tolist()
-        return drawn
+        return self.model.logits(hidden), SamplingRows.of(batch.params, batch.draws, self.device)
 
     # -- KV in and out -------------------------------------------------------------------------
 

@@ -138,8 +138,8 @@ class Desk:
         held.fresh = False
         held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached)
         if isinstance(message, Lease):
-            held.lease, held.emitted, held.drafts = message, message.emitted, message.num_speculative_tokens
-            held.told = 0
+            held.lease, held.emitted, held.told = message, message.emitted, 0
+            held.shape, held.most = message.shape, message.nodes
             if self._drafting is not None:
                 self._drafting.distrust(held.request)
         return [] if held.work.rows else self._finish(held, self._clock())
@@ -201,7 +201,7 @@ class Desk:
         except Exception as error:
             for held, _ in rounds:
                 drafter.forget(held.request)
-                held.told = held.drafts = 0
+                held.told, held.shape = 0, None
             return [Fault(reason=f"drafter: {type(error).__name__}: {error}")]
         return []
 

@@ -1,13 +1,15 @@
 """Draft messages in, proposals out: the host logic of a draft worker, and of a target worker that drafts too.
 
-Knows the text of each request and how much of it the drafter has. Does not know trees, the target's
-engine, sockets or threads; whoever owns it calls it from one thread.
+Knows the text of each request, how much of it the drafter has, and how far each draft has come. Does not know how
+proposals are judged, the target's engine, sockets or threads; whoever owns it calls it from one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.errors import IllegalTransition
@@ -16,21 +18,33 @@ from distspec.protocol.messages import Draft, Drafted, Drop, Fault, Freed, Refus
 
 @dataclass(slots=True)
 class _Text:
-    """told: how many of the tokens the drafter's own sequence shares."""
+    """told: how many of its tokens each drafter has, the quick one last."""
 
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
-    told: int = 0
+    told: list[int] = field(default_factory=lambda: [0, 0])
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A draft under way: `left` steps of its shape are still to be grown. began_s: when it was taken up."""
+
+    message: Draft
+    left: int
+    began_s: float | None = None
 
 
 class DraftDesk:
-    """Answers all Draft messages that wait by one call of the drafter."""
+    """Answers Draft messages. quick: the fallback drafter, which answers those that ask for it.
 
-    def __init__(self, drafter: Drafter, clock: Callable[[], float]) -> None:
-        self._drafter = drafter
+    The drafter goes on in slices, as long as the draft that wants least, so that what arrives meanwhile joins in.
+    """
+
+    def __init__(self, drafter: Drafter, clock: Callable[[], float], quick: Drafter | None = None) -> None:
+        self._drafters = (drafter, quick or drafter)
         self._clock = clock
         self._texts: dict[int, _Text] = {}
-        self._waiting: dict[int, Draft] = {}
+        self._turns: dict[int, _Turn] = {}
 
     def receive(self, message: Draft | Drop) -> list[Freed | Refused]:
         """Take a message of a draft worker; what needs no drafting is answered at once.
@@ -53,7 +67,7 @@ class DraftDesk:
     def take(self, message: Draft) -> None:
         """Change the text as the message says, and queue it for the next step.
 
-        An earlier one of the request that still waits gets no answer any more: whoever sends two has given up
+        An earlier one of the request that is not answered gets no answer any more: whoever sends two has given up
         the first. Raises IllegalTransition, with nothing changed, if the text is not as the message has it.
         """
         text = self._texts.get(message.request)
@@ -64,53 +78,72 @@ class DraftDesk:
         self._texts[message.request] = text
         text.params = message.params or text.params
         text.tokens[message.keep :] = message.tokens
-        text.told = min(text.told, message.keep)
-        self._waiting.pop(message.request, None)
-        self._waiting[message.request] = message
+        text.told = [min(told, message.keep) for told in text.told]
+        self._turns.pop(message.request, None)
+        self._turns[message.request] = _Turn(message, message.shape.steps)
 
     def ready(self) -> bool:
         """A step would draft something."""
-        return bool(self._waiting)
+        return bool(self._turns)
 
     def step(self) -> list[Drafted | Fault]:
-        """Propose for everything that waits. A drafter that breaks costs its drafts, not the requests."""
-        waiting, self._waiting = list(self._waiting.values()), {}
-        if not waiting:
-            return []
+        """Grow a slice of every draft under way; answer those that are done."""
+        quick = [turn for turn in self._turns.values() if turn.message.shape.quick]
+        main = [turn for turn in self._turns.values() if not turn.message.shape.quick]
+        return (self._grow(quick, 1) if quick else []) + (self._grow(main, 0) if main else [])
+
+    def _grow(self, turns: list[_Turn], which: int) -> list[Drafted | Fault]:
+        """A drafter that breaks costs its drafts, not the requests."""
         began_s = self._clock()
+        steps = min(turn.left for turn in turns)
+        rows = [self._row(turn, steps, which) for turn in turns]
         faults: list[Drafted | Fault] = []
         try:
-            proposals = self._drafter.propose([self._row(message) for message in waiting])
+            proposals = self._drafters[which].propose(rows)
         except Exception as error:
-            for message in waiting:
-                self._drafter.forget(message.request)
-                self.distrust(message.request)
-            proposals = [Proposal((), ())] * len(waiting)
+            for turn in turns:
+                self._drafters[which].forget(turn.message.request)
+                self._texts[turn.message.request].told[which] = turn.left = 0
+            proposals = [Proposal((), ())] * len(turns)
             faults.append(Fault(reason=f"drafter: {type(error).__name__}: {error}"))
-        span = (began_s, self._clock())
-        return faults + [
-            Drafted(
-                request=message.request,
-                epoch=message.epoch,
-                task=message.task,
-                tokens=proposal.tokens,
-                parents=proposal.parents,
-                span=span,
-            )
-            for message, proposal in zip(waiting, proposals, strict=True)
-        ]
+        ended_s = self._clock()
+        slice_ = (len(turns), (ended_s - began_s) / max(1, steps))
+        done: list[Drafted | Fault] = []
+        for turn, proposal in zip(turns, proposals, strict=True):
+            turn.began_s = began_s if turn.began_s is None else turn.began_s
+            turn.left = max(0, turn.left - steps)
+            if not turn.left:
+                del self._turns[turn.message.request]
+                done.append(self._drafted(turn.message, proposal, (turn.began_s, ended_s), slice_))
+        return faults + done
+
+    def _drafted(
+        self, message: Draft, proposal: Proposal, span: tuple[float, float], step: tuple[int, float]
+    ) -> Drafted:
+        return Drafted(
+            request=message.request,
+            epoch=message.epoch,
+            task=message.task,
+            base=len(self._texts[message.request].tokens),
+            tokens=proposal.tokens,
+            parents=proposal.parents,
+            scores=proposal.scores,
+            span=span,
+            step=step,
+        )
 
     def distrust(self, request: int) -> None:
-        """Somebody else changes the drafter's sequence of this request: what waits is void, and the drafter will
-        be told the whole text again."""
-        self._waiting.pop(request, None)
+        """Somebody else changes the drafter's text of this request: what waits is void, and the drafter will be told
+        the whole text again."""
+        self._turns.pop(request, None)
         if request in self._texts:
-            self._texts[request].told = 0
+            self._texts[request].told[0] = 0
 
     def forget(self, request: int) -> bool:
         """Free everything of a request; whether there was anything."""
-        self._waiting.pop(request, None)
-        self._drafter.forget(request)
+        self._turns.pop(request, None)
+        for drafter in set(self._drafters):
+            drafter.forget(request)
         return self._texts.pop(request, None) is not None
 
     def reset(self) -> None:
@@ -119,10 +152,12 @@ class DraftDesk:
             self.forget(request)
 
     def check(self) -> None:
-        """Prove the books of a drafter that keeps any. Raises AssertionError."""
-        self._drafter.check()
+        """Prove the books of drafters that keep any. Raises AssertionError."""
+        for drafter in self._drafters:
+            drafter.check()
 
-    def _row(self, message: Draft) -> DraftRow:
-        text = self._texts[message.request]
-        keep, text.told = text.told, len(text.tokens)
-        return DraftRow(message.request, keep, tuple(text.tokens[keep:]), message.count, text.params)
+    def _row(self, turn: _Turn, steps: int, which: int) -> DraftRow:
+        message, text = turn.message, self._texts[turn.message.request]
+        keep, text.told[which] = text.told[which], len(text.tokens)
+        shape = structs.replace(message.shape, steps=steps)
+        return DraftRow(message.request, keep, tuple(text.tokens[keep:]), shape, text.params)

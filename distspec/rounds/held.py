@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine
-from distspec.protocol.messages import Extend, Freed, Lease, Revoke, SamplingParams
+from distspec.protocol.messages import Extend, Freed, Lease, Revoke, SamplingParams, Shape
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.work import Work
 
@@ -19,10 +19,10 @@ from distspec.rounds.work import Work
 class Held:
     """A request on this worker. Its messages are handled in order; `inbox` are those that wait.
 
-    fresh: nothing of it was begun, what its sequence holds came from the prefix cache. lease: the lease that
-    runs. drafts: num_speculative_tokens of it. emitted: output tokens of the stream, as far as known here.
-    told: length of the drafter's sequence of it. tickets: when each transfer under way began, by number.
-    receiving: the ticket whose KV is on the way here. silent: nobody waits for its Freed.
+    fresh: nothing of it was begun, what its sequence holds came from the prefix cache. lease: the lease that runs.
+    shape: of the drafter's tree in its rounds (None: no drafts). most: nodes of it that are judged. emitted: output
+    tokens of the stream, as far as known here. told: length of the drafter's text of it. tickets: when each transfer
+    under way began, by number. receiving: the ticket whose KV is on the way here. silent: nobody waits for its Freed.
     """
 
     request: int
@@ -33,7 +33,8 @@ class Held:
     inbox: deque[Extend | Lease | Revoke] = field(default_factory=deque)
     work: Work | None = None
     lease: Lease | None = None
-    drafts: int = 0
+    shape: Shape | None = None
+    most: int = 0
     emitted: int = 0
     told: int = 0
     tickets: dict[int, float] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Work:
         nodes = tuple(self.nodes)[: rows - len(tokens)]
         return Segment(slot=slot, tokens=tokens, nodes=nodes, want=len(tokens) == len(self.tokens))
 
-    def absorb(self, segment: Segment, outcome: Outcome, began_s: float) -> None:
+    def absorb(self, segment: Segment, outcome: Outcome[int], began_s: float) -> None:
         """A segment was computed in a step that began at began_s."""
         for _ in segment.tokens:
             self.tokens.popleft()

@@ -1,6 +1,6 @@
 """Coupled sampling: the token at a position is a function of logits, parameters and seed."""
 
-from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, draw, process
+from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, best, draw, process
 from distspec.sampling.noise import gumbel
 
-__all__ = ["GREEDY_BELOW", "SamplingRows", "draw", "gumbel", "process"]
+__all__ = ["GREEDY_BELOW", "SamplingRows", "best", "draw", "gumbel", "process"]

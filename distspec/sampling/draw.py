@@ -92,12 +92,18 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     """
     if not rows.sampled:
         return logits.argmax(dim=-1)
-    if len(rows.sampled) == logits.shape[0]:
-        return _draw_sampled(logits, rows)
-    some = torch.tensor(rows.sampled, device=logits.device)
-    tokens = logits.argmax(dim=-1)
-    tokens[some] = _draw_sampled(logits[some], replace(rows, reals=rows.reals[some], integers=rows.integers[some]))
-    return tokens
+    return _perturbed(logits, rows).argmax(dim=-1)
+
+
+def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]:
+    """The tokens that a drafter takes for likeliest to be drawn, the best first: the first is what `draw` gives.
+
+    Arguments as `draw`. Returns tokens int64 [rows, most] and scores float32 [rows, most]: their logarithmic share of
+    the perturbed scores log q + G, since a target that draws with the same noise differs only in its log p.
+    """
+    scores = torch.log_softmax(_perturbed(logits, rows), dim=-1)
+    top = scores.topk(most, dim=-1)
+    return top.indices, top.values
 
 
 def process(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -116,9 +122,21 @@ def process(logits: Tensor, rows: SamplingRows) -> Tensor:
     return scaled
 
 
-def _draw_sampled(logits: Tensor, rows: SamplingRows) -> Tensor:
+def _perturbed(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """float32 [rows, vocab]: log p + G of sampled rows, logits of greedy ones."""
+    if not rows.sampled:
+        return logits
+    if len(rows.sampled) == logits.shape[0]:
+        return _noisy(logits, rows)
+    some = torch.tensor(rows.sampled, device=logits.device)
+    scores = logits.clone()
+    scores[some] = _noisy(logits[some], replace(rows, reals=rows.reals[some], integers=rows.integers[some]))
+    return scores
+
+
+def _noisy(logits: Tensor, rows: SamplingRows) -> Tensor:
     noise = gumbel(rows.seed, rows.choice, rows.position, logits.shape[1])
-    return noise.add_(process(logits, rows)).argmax(dim=-1)
+    return noise.add_(process(logits, rows))
 
 
 def _truncate_(scaled: Tensor, bound: Tensor) -> None:

@@ -1,29 +1,32 @@
-"""Policies: which nodes of a tree are judged where, and which leaf the drafter grows next.
+"""Policies: which nodes of a tree are judged where, and how the drafter grows it meanwhile.
 
 Pure: a policy sees one request's tree and what is in flight, and returns wishes. It does not know messages,
 KV, credits or time; the coordinator turns a submission into whatever the verifier still lacks of the path.
 
-`sd` is speculative decoding as in arXiv 2211.17192 (draft k, verify k); `dsi` is distributed speculative
-inference (arXiv 2405.14105): the drafter never waits, and every `lookahead` tokens go to the next free verifier.
+All of them rest on one order, the probability of a node's path: what is judged next are the likeliest nodes
+nobody judges yet, and what grows next are the likeliest without children. They differ in when they do either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+from distspec.speculation.sizes import Sizes
 from distspec.speculation.tree import Tree
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Situation:
     """What a policy may look at.
 
     in_flight: ids of nodes (the root too) whose verdict is on its way. free: verifiers that hold the
     request and have nothing of it in flight, the preferred first. total: verifiers in use, busy ones too.
-    drafting: a draft is on its way. dry: the drafter has nothing to add to the present tip.
-    width: nodes to draft in a round. depth: most live nodes below the root. lookahead: see `dsi`.
+    drafting: a draft is on its way. asked: the drafter was asked since the root changed. dry: it has nothing to add
+    to the present tree. quick: there is a fallback drafter that answers at once. depth: most levels below the root.
+    odds: how often a guess of each rank is right; empty: the drafter's own confidence counts.
     """
 
     tree: Tree
@@ -31,10 +34,37 @@ class Situation:
     free: Sequence[str]
     total: int
     drafting: bool
+    asked: bool
     dry: bool
-    width: int
+    quick: bool
     depth: int
-    lookahead: int
+    sizes: Sizes
+    odds: Sequence[float]
+
+    @cached_property
+    def waiting(self) -> list[int]:
+        """Nodes that nobody judges yet, the likeliest first, parents before children."""
+        nodes = self.tree.nodes
+        ranked = self.tree.ranked(self.odds)
+        return [node for _, node in ranked if node not in self.in_flight and nodes[node].outcome is None]
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody judges the root."""
+        return self.tree.root not in self.in_flight
+
+    def best(self, most: int, ranks: int) -> tuple[int, ...]:
+        """The likeliest nodes that wait, on paths of the first `ranks` guesses only."""
+        within: dict[int, bool] = {self.tree.root: True}
+        out: list[int] = []
+        for node in self.tree.nodes:
+            if node != self.tree.root:
+                known = self.tree.nodes[node]
+                within[node] = within[known.parent] and known.rank < ranks
+        for node in self.waiting:
+            if within[node] and len(out) < most:
+                out.append(node)
+        return tuple(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +77,14 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Draft `count` nodes below `leaf`."""
+    """Let the drafter go on for `steps`, expanding `width` nodes in each by `topk` guesses, to at most `nodes` live
+    ones. quick: let the fallback drafter do it, at once."""
 
-    leaf: int
-    count: int
+    steps: int
+    topk: int
+    width: int
+    nodes: int
+    quick: bool = False
 
 
 class Policy(Protocol):
@@ -72,48 +106,128 @@ class Plain:
 
 
 class Sequential:
-    """`sd`: draft a chain of `width`, judge it with the root by one verifier, and only then draft again."""
+    """`sd` (arXiv 2211.17192): draft, let one verifier judge the best of it with the root, and only then draft again.
+
+    With topk > 1 a tree, of which the likeliest nodes are judged (EAGLE-2, arXiv 2406.16858).
+    """
 
     def submit(self, now: Situation) -> list[Submission]:
-        waits_for_draft = now.drafting or self.grow(now) is not None
-        if now.in_flight or waits_for_draft or not now.free:
+        if now.in_flight or not now.free or now.drafting or self.grow(now) is not None:
             return []
-        return [Submission(now.free[0], tuple(now.tree.chain()))]
+        return [Submission(now.free[0], now.best(now.sizes.nodes, now.sizes.topk))]
 
     def grow(self, now: Situation) -> Growth | None:
-        if now.in_flight or now.drafting or now.dry or len(now.tree) or not now.width:
+        sizes = now.sizes
+        steps = min(sizes.steps, now.depth) - now.tree.height()
+        if now.in_flight or now.drafting or now.asked or now.dry or steps < 1:
             return None
-        return Growth(now.tree.root, min(now.width, now.depth))
+        return Growth(steps, sizes.topk, sizes.topk, max(sizes.live, sizes.nodes))
 
 
 class Distributed:
-    """`dsi`: the drafter runs ahead without waiting; the root alone goes out at once, so that a drafter
-    which is always wrong costs nothing, and every `lookahead` drafted nodes go to the next free verifier."""
+    """`dsi` (arXiv 2405.14105): the drafter runs ahead along its top path without waiting; the root alone goes out
+    at once, so that a drafter which is always wrong costs nothing, and every `lookahead` drafted nodes go to the
+    next free verifier."""
 
     def submit(self, now: Situation) -> list[Submission]:
-        tree, free, out = now.tree, list(now.free), []
-        waiting = [node for node in tree.chain() if node not in now.in_flight and tree.nodes[node].outcome is None]
-        if free and tree.root not in now.in_flight:
-            out.append(Submission(free.pop(0), tuple(waiting)))
-            waiting = []
-        while free and waiting and (len(waiting) >= now.lookahead or self._is_stuck(now)):
-            out.append(Submission(free.pop(0), tuple(waiting[: now.lookahead])))
-            waiting = waiting[now.lookahead :]
+        free, out = list(now.free), []
+        waiting = list(now.best(len(now.tree), 1))
+        chunk = self._chunk(now)
+        if free and now.is_open and now.tree.nodes[now.tree.root].outcome is None:
+            out.append(Submission(free.pop(0), tuple(waiting[: now.sizes.nodes])))
+            waiting = waiting[now.sizes.nodes :]
+        while free and waiting and (len(waiting) >= chunk or self._is_stuck(now)):
+            out.append(Submission(free.pop(0), tuple(waiting[:chunk])))
+            waiting = waiting[chunk:]
         return out
 
     def grow(self, now: Situation) -> Growth | None:
-        room = now.depth - len(now.tree)
-        if now.drafting or now.dry or room < 1:
+        steps = min(self._ahead(now), now.depth) - now.tree.height()
+        if now.drafting or now.dry or steps < 1:
             return None
-        return Growth(now.tree.tip(), min(now.lookahead, room))
+        return Growth(min(now.sizes.lookahead, steps), 1, 1, now.sizes.live)
+
+    def _chunk(self, now: Situation) -> int:
+        return now.sizes.lookahead
+
+    def _ahead(self, now: Situation) -> int:
+        """Levels that keep every verifier busy once while the next chunk is drafted."""
+        return min(now.sizes.live, now.sizes.lookahead * (now.total + 1))
 
     def _is_stuck(self, now: Situation) -> bool:
         return not now.drafting and self.grow(now) is None
 
 
-POLICIES: dict[str, type[Policy]] = {"ar": Plain, "sd": Sequential, "dsi": Distributed}
+class Pearl(Distributed):
+    """`pearl` (arXiv 2408.11850): one verifier judges the first drafted node early, then what was drafted meanwhile,
+    `steps` at a time; the drafter goes on along the top path."""
+
+    def submit(self, now: Situation) -> list[Submission]:
+        first = now.is_open and now.tree.nodes[now.tree.root].outcome is None
+        if now.in_flight or not now.free or (first and not len(now.tree) and not self._is_stuck(now)):
+            return []
+        waiting = now.best(now.sizes.steps, 1)
+        if not first and len(waiting) < now.sizes.steps and not self._is_stuck(now):
+            return []
+        return [Submission(now.free[0], waiting)] if first or waiting else []
+
+    def _ahead(self, now: Situation) -> int:
+        return min(now.sizes.live, 2 * now.sizes.steps)
 
 
-def depth(policy: str, width: int, lookahead: int, verifiers: int) -> int:
-    """Live nodes a policy wants below the root: what `dsi` drafts while every verifier is busy once."""
-    return lookahead * (verifiers + 1) if policy == "dsi" else width
+class Branching(Sequential):
+    """`ssd` (Speculative Speculative Decoding, arXiv 2603.03251): while a forward is in flight, the drafter grows
+    branches below every node for its likely outcomes, so that an outcome that was foreseen finds its next round
+    drafted; one that was not falls back to the quick drafter where there is one, else to drafting as `sd` does."""
+
+    def submit(self, now: Situation) -> list[Submission]:
+        if now.in_flight or not now.free or (now.drafting and not self._is_ripe(now)):
+            return []
+        if not self._is_ripe(now) and self.grow(now) is not None:
+            return []
+        return [Submission(now.free[0], now.best(now.sizes.nodes, now.sizes.topk))]
+
+    def grow(self, now: Situation) -> Growth | None:
+        if now.drafting or now.dry or not now.depth or len(now.tree) >= now.sizes.live:
+            return None
+        sizes = now.sizes
+        if now.in_flight:
+            return Growth(sizes.lookahead, sizes.fan, sizes.width, sizes.live)
+        if now.quick and not now.asked and not len(now.tree):
+            return Growth(sizes.steps, 1, 1, sizes.live, quick=True)
+        steps = min(sizes.steps, now.depth) - now.tree.height()
+        if steps < 1:
+            return None
+        return Growth(steps, sizes.fan, max(sizes.topk, 1), sizes.live)
+
+    def _is_ripe(self, now: Situation) -> bool:
+        """What is drafted is as deep as a round that waits for its draft would be, or a quick drafter gave it."""
+        return now.tree.height() >= min(now.sizes.steps, now.depth) or (now.quick and now.asked and len(now.tree) > 0)
+
+
+class BranchVerifying(Branching):
+    """`bvsp`: as `ssd`; and once `early` nodes wait, a further verifier judges them before the first has answered."""
+
+    def submit(self, now: Situation) -> list[Submission]:
+        if not now.in_flight:
+            return super().submit(now)
+        waiting = now.waiting
+        if not now.free or not waiting or (len(waiting) < now.sizes.early and not self._is_stuck(now)):
+            return []
+        return [Submission(now.free[0], tuple(waiting[: max(now.sizes.nodes, now.sizes.early)]))]
+
+    def _is_stuck(self, now: Situation) -> bool:
+        return not now.drafting and self.grow(now) is None
+
+
+POLICIES: dict[str, type[Policy]] = {
+    "ar": Plain,
+    "sd": Sequential,
+    "pearl": Pearl,
+    "dsi": Distributed,
+    "ssd": Branching,
+    "bvsp": BranchVerifying,
+}
+
+EAGER = frozenset({"dsi", "bvsp"})
+"""Policies that have several verifiers at work for one request."""

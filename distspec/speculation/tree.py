@@ -5,16 +5,24 @@ Knows tokens and parents. Does not know workers, time, or why a node was drafted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+UNKNOWN = 0.5
+"""How likely a node is taken to be where nobody has an opinion; each further rank halves it."""
 
 
 @dataclass(slots=True)
 class TreeNode:
-    """A token below the root. outcome: what the target draws after its path, None until a verdict came."""
+    """A token below the root. rank: among its siblings as drafted, 0 the best guess. score: log-probability given its
+    parent as the drafter sees it, None without an opinion. outcome: what the target draws after its path, None until
+    a verdict came."""
 
     token: int
     parent: int
+    rank: int = 0
+    score: float | None = None
     outcome: int | None = None
     children: list[int] = field(default_factory=list)
 
@@ -51,16 +59,24 @@ class Tree:
     def __contains__(self, node: int) -> bool:
         return node in self.nodes
 
-    def add(self, leaf: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    def add(
+        self, leaf: int, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float] = (), most: int = 2**31
+    ) -> list[int | None]:
         """Hang a proposal below `leaf`: parents[i] is an index into `tokens` before i, or -1 for the leaf.
 
-        A child that is already there is not doubled: its id is returned, and grandchildren join it.
-        Returns the node id of each token.
+        A child that is already there is not doubled: its id is returned, and grandchildren join it. Where the tree
+        has `most` nodes already, new ones are left out, and what would hang below them. Returns the node id of each
+        token, None where it was left out.
         """
-        ids: list[int] = []
-        for token, index in zip(tokens, parents, strict=True):
+        ids: list[int | None] = []
+        for i, (token, index) in enumerate(zip(tokens, parents, strict=True)):
             parent = leaf if index < 0 else ids[index]
-            ids.append(self._child(parent, token) or self._new(parent, token))
+            node = None
+            if parent is not None:
+                node = self._child(parent, token)
+                if node is None and len(self) < most:
+                    node = self._new(parent, token, scores[i] if scores else None)
+            ids.append(node)
         return ids
 
     def judge(self, node: int, outcome: int) -> bool:
@@ -102,16 +118,29 @@ class Tree:
             node = self.nodes[node].parent
         return ids[::-1]
 
-    def tip(self) -> int:
-        """The deepest node along first children: where a chain goes on."""
-        node = self.root
-        while children := self.nodes[node].children:
-            node = children[0]
-        return node
+    def ranked(self, odds: Sequence[float]) -> list[tuple[float, int]]:
+        """(path probability, id) of every node below the root, the likeliest first, parents before children.
 
-    def chain(self) -> list[int]:
-        """Ids along first children, below the root."""
-        return self.path(self.tip())
+        A node's share of its parent is the drafter's own where `odds` is empty and it has one, else odds[rank].
+        """
+        value = {self.root: 1.0}
+        todo = [self.root]
+        for parent in todo:
+            for node in self.nodes[parent].children:
+                value[node] = value[parent] * self._share(node, odds)
+                todo.append(node)
+        return sorted(((value[node], node) for node in todo[1:]), key=lambda pair: (-pair[0], pair[1]))
+
+    def height(self) -> int:
+        """Levels below the root."""
+        levels, level = 0, self.nodes[self.root].children
+        while level:
+            levels += 1
+            level = [child for node in level for child in self.nodes[node].children]
+        return levels
+
+    def rank(self, node: int) -> int:
+        return self.nodes[node].rank
 
     def token(self, node: int) -> int:
         return self.nodes[node].token
@@ -122,11 +151,17 @@ class Tree:
                 return child
         return None
 
-    def _new(self, parent: int, token: int) -> int:
-        node = self._id()
-        self.nodes[node] = TreeNode(token=token, parent=parent)
-        self.nodes[parent].children.append(node)
+    def _new(self, parent: int, token: int, score: float | None) -> int:
+        node, siblings = self._id(), self.nodes[parent].children
+        self.nodes[node] = TreeNode(token=token, parent=parent, rank=len(siblings), score=score)
+        siblings.append(node)
         return node
+
+    def _share(self, node: int, odds: Sequence[float]) -> float:
+        known = self.nodes[node]
+        if not odds:
+            return min(1.0, math.exp(known.score)) if known.score is not None else UNKNOWN ** (known.rank + 1)
+        return odds[known.rank] if known.rank < len(odds) else odds[-1] / 2 ** (known.rank - len(odds) + 1)
 
     def _id(self) -> int:
         node, self._next = self._next, self._next + 1

@@ -170,12 +170,24 @@ def _settings(config: Config) -> Settings:
         policy=spec.policy,
         allowed_policies=config.policies,
         local_drafts=spec.placement == "local",
-        width=spec.num_speculative_tokens,
+        steps=_steps(spec.num_speculative_tokens),
+        topk=spec.topk,
+        nodes=None if spec.num_draft_tokens is None else spec.num_draft_tokens - 1,
         lookahead=spec.lookahead,
+        fan=spec.branch_topk,
+        width=spec.branch_width,
+        live=spec.max_live_nodes or config.engine.max_scratch_nodes,
+        early=spec.branch_nodes,
+        static=spec.tree == "static",
+        quick=spec.fallback != "none",
         room=config.engine.max_scratch_nodes,
         max_queued_requests=beat.max_queued_requests,
         task_timeout_s=beat.task_timeout_s,
     )
+
+
+def _steps(asked: int | dict[int, int] | None) -> int | tuple[tuple[int, int], ...] | None:
+    return tuple(sorted(asked.items())) if isinstance(asked, dict) else asked
 
 
 def remote_coordinator() -> Any:
