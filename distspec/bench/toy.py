@@ -143,13 +143,14 @@ class ToyDrafter:
 
     def _drafted(self, draft: Draft) -> Drafted:
         token, tokens = self._texts[draft.request][-1], []
-        for _ in range(draft.count):
+        for _ in range(draft.shape.steps):
             token = outcome(token) if token % _WRONG_EVERY else 0
             tokens.append(token)
         return Drafted(
             request=draft.request,
             epoch=draft.epoch,
             task=draft.task,
+            base=len(self._texts[draft.request]),
             tokens=tuple(tokens),
             parents=tuple(range(ROOT, len(tokens) - 1)),
             span=_now(),

@@ -253,6 +253,7 @@ def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bo
         new = request.graft(message, ctx.settings.live)
     else:
         offend(ctx, worker)
+        is_awaited = state.task is not None  # there will be no better answer
     if is_awaited:
         state.task = None
         state.dry = not new and not state.quick

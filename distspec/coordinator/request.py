@@ -232,12 +232,17 @@ class Request:
         return len(self.tree) - before
 
     def stale(self) -> list[int]:
-        """Futures whose nodes are all gone, and whose workers were not told yet."""
-        return [
-            number
-            for number, task in self.tasks.items()
-            if not task.withdrawn and task.root not in self.tree and not any(node in self.tree for node in task.nodes)
-        ]
+        """Futures whose nodes are all dead, and whose workers were not told yet.
+
+        A node that was committed is none of them: its worker is to keep it.
+        """
+        out = []
+        for number, task in self.tasks.items():
+            hold = self.holds[task.worker]
+            wanted = task.root in self.tree or any(node in self.tree or node in hold.commit for node in task.nodes)
+            if not task.withdrawn and not wanted:
+                out.append(number)
+        return out
 
     def computed_by(self, worker: str) -> int:
         """Committed positions that this worker holds for sure, whatever it is still busy with."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from random import Random
 
+from msgspec import structs
+
 from distspec.errors import OutOfPages
 from distspec.kv.sequence import Sequence
 from distspec.protocol.messages import (
@@ -33,6 +35,7 @@ from distspec.protocol.messages import (
     SendKV,
     TransferLost,
     Verdict,
+    Withdraw,
     finish_reason,
 )
 from distspec.sim.drafter import SimDrafter
@@ -58,7 +61,7 @@ class Open:
     """A request that is open here. arrival: order of opening, the newest is given up first.
 
     inbox: messages that wait to be taken up. lease: the one that runs; todo: committed tokens that its next
-    round computes, the root last. awaiting: its KV is on the way here.
+    round computes, the root last. awaiting: its KV is on the way here. withdrawn: nodes that were left out.
     """
 
     sequence: Sequence
@@ -70,6 +73,7 @@ class Open:
     todo: tuple[int, ...] = ()
     emitted: int = 0
     awaiting: ReceiveKV | None = None
+    withdrawn: set[int] = field(default_factory=set)
 
 
 class SimTarget:
@@ -104,6 +108,8 @@ class SimTarget:
         match message:
             case Extend() | Lease() | Revoke():
                 self._take(message)
+            case Withdraw():
+                self._withdraw(message)
             case Drop():
                 self._drop(message)
             case SendKV():
@@ -178,6 +184,16 @@ class SimTarget:
         entry.epoch = message.epoch
         entry.inbox.append(message)
 
+    def _withdraw(self, message: Withdraw) -> None:
+        """Leave out the nodes of work that waits."""
+        entry = self.open.get(message.request)
+        if entry is None:
+            return
+        for i, work in enumerate(entry.inbox):
+            if isinstance(work, Extend) and work.task in message.tasks:
+                entry.withdrawn.update(node.id for node in work.nodes)
+                entry.inbox[i] = structs.replace(work, nodes=())
+
     def _drop(self, message: Drop) -> None:
         if message.request in self.open:
             self._close(message.request)
@@ -222,7 +238,7 @@ class SimTarget:
 
     def _extend(self, entry: Open, message: Extend) -> None:
         tokens = self._begin(entry, message)
-        if not tokens and not message.nodes:
+        if not tokens and not message.nodes and not entry.withdrawn:
             raise Violation(f"{self.name}: asked for nothing")
         cached = len(message.tokens) - len(tokens)
         if not self._fits(entry, len(tokens) + len(message.nodes), message):
@@ -252,10 +268,12 @@ class SimTarget:
         sequence = entry.sequence
         if entry.lease is not None:
             raise Violation(f"{self.name}: work of a leased request")
-        unknown = {*message.commit, *message.drop} - set(sequence.nodes)
+        drop = set(message.drop) - entry.withdrawn
+        entry.withdrawn.difference_update(message.drop)
+        unknown = {*message.commit, *drop} - set(sequence.nodes)
         if unknown:
             raise Violation(f"{self.name}: fates of nodes it never computed: {unknown}")
-        self.memory.decide(sequence, message.commit, message.drop)
+        self.memory.decide(sequence, message.commit, drop)
         if message.start and sequence.length != message.start:
             raise Violation(f"{self.name}: work at {message.start}, committed {sequence.length}")
         return message.tokens[sequence.length - message.start :]
@@ -268,7 +286,7 @@ class SimTarget:
     def _round(self, entry: Open) -> None:
         """One leased round, with a local drafter that is right most of the time."""
         assert entry.lease is not None
-        drafts = self._guess(entry, entry.lease.num_speculative_tokens)
+        drafts = self._guess(entry, entry.lease.nodes if entry.lease.shape is not None else 0)
         nodes = [Node(id=i, parent=i - 1 if i else ROOT, token=token) for i, token in enumerate(drafts)]
         if not self._fits(entry, len(entry.todo) + len(nodes)):
             return

@@ -187,7 +187,7 @@ class World:
             max_tokens=rng.randint(1, MOST_TOKENS), seed=rng.randrange(4), stop_token_ids=(rng.randrange(vocab),)
         )
         choice = SpeculationChoice(
-            policy=rng.choice(("ar", "sd", "dsi")), num_speculative_tokens=rng.choice((None, 1, 2, 4))
+            policy=rng.choice(self.plan.settings.allowed_policies), num_speculative_tokens=rng.choice((None, 1, 2, 4))
         )
         self.streams[key] = Stream(tuple(prompt), params, choice)
         self._submit(key)

@@ -131,6 +131,12 @@ class Tree:
                 todo.append(node)
         return sorted(((value[node], node) for node in todo[1:]), key=lambda pair: (-pair[0], pair[1]))
 
+    def shape(self) -> tuple[list[int], list[int], list[int]]:
+        """(ids, tokens, parents) of all nodes below the root, parents first; parents as indices, -1 for the root."""
+        ids = [node for node in self.nodes if node != self.root]
+        index = {self.root: -1} | {node: i for i, node in enumerate(ids)}
+        return ids, [self.nodes[n].token for n in ids], [index[self.nodes[n].parent] for n in ids]
+
     def height(self) -> int:
         """Levels below the root."""
         levels, level = 0, self.nodes[self.root].children
