@@ -10,7 +10,7 @@ from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request, State
 from distspec.protocol.messages import ROOT, Draft, Drafted, Extend, Shape, Verdict, Withdraw, finish_reason
 from distspec.speculation.length import best_length
-from distspec.speculation.policies import EAGER, POLICIES, Growth, Situation, Submission
+from distspec.speculation.policies import EAGER, POLICIES, Growth, Policy, Situation, Submission
 from distspec.speculation.sizes import Sizes
 
 MAX_STEPS = 8
@@ -109,11 +109,16 @@ def drive(ctx: Context, request: Request) -> None:
         return  # `settle` leases it once nothing is in flight
     attach(ctx, request)
     policy = POLICIES[request.policy]()
+    grow(ctx, request, policy)
+    for submission in policy.submit(situation(ctx, request)):
+        submit(ctx, request, submission)
+    grow(ctx, request, policy)  # some only draft beside a forward
+
+
+def grow(ctx: Context, request: Request, policy: Policy) -> None:
     growth = policy.grow(situation(ctx, request))
     if growth is not None:
         draft(ctx, request, growth)
-    for submission in policy.submit(situation(ctx, request)):
-        submit(ctx, request, submission)
 
 
 def advance(ctx: Context, request: Request) -> bool:

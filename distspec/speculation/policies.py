@@ -209,15 +209,20 @@ class BranchVerifying(Branching):
     """`bvsp`: as `ssd`; and once `early` nodes wait, a further verifier judges them before the first has answered."""
 
     def submit(self, now: Situation) -> list[Submission]:
-        if not now.in_flight:
-            return super().submit(now)
-        waiting = now.waiting
-        if not now.free or not waiting or (len(waiting) < now.sizes.early and not self._is_stuck(now)):
+        out = super().submit(now)
+        if not now.in_flight and not out:
             return []
-        return [Submission(now.free[0], tuple(waiting[: max(now.sizes.nodes, now.sizes.early)]))]
+        taken = {node for wish in out for node in wish.nodes}
+        free, waiting = list(now.free[len(out) :]), [node for node in now.waiting if node not in taken]
+        enough = 1 if self._is_stuck(now) else now.sizes.early
+        most = max(now.sizes.nodes, now.sizes.early)
+        while free and waiting and len(waiting) >= enough:
+            out.append(Submission(free.pop(0), tuple(waiting[:most])))
+            waiting = waiting[most:]
+        return out
 
     def _is_stuck(self, now: Situation) -> bool:
-        return not now.drafting and self.grow(now) is None
+        return not now.drafting and (now.dry or not now.depth or len(now.tree) >= now.sizes.live)
 
 
 POLICIES: dict[str, type[Policy]] = {

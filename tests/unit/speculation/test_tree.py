@@ -149,11 +149,24 @@ def test_a_verdict_of_a_node_that_is_gone_says_nothing() -> None:
     assert walk(tree) == []
 
 
-def test_the_chain_goes_on_along_first_children() -> None:
+def test_nodes_are_ranked_by_the_probability_of_their_path() -> None:
     tree = Tree()
-    a, _, c = tree.add(tree.root, [1, 2, 3], [-1, -1, 0])
-    assert tree.tip() == c
-    assert tree.chain() == [a, c]
+    a, b, c, d = tree.add(tree.root, [1, 2, 3, 4], [-1, -1, 0, 1])
+    assert [node for _, node in tree.ranked((0.6, 0.3))] == [a, c, b, d]  # .6, .36, .3, .18
+    assert tree.ranked((0.6, 0.3))[1][0] == pytest.approx(0.36)
+    assert tree.height() == 2
+
+
+def test_without_odds_the_drafters_own_scores_count() -> None:
+    tree = Tree()
+    ids = tree.add(tree.root, [1, 2, 3], [-1, -1, 1], scores=[-3.0, -0.1, -0.2])
+    assert [node for _, node in tree.ranked(())] == [ids[1], ids[2], ids[0]]
+
+
+def test_a_full_tree_takes_nothing_more_and_says_what_it_left_out() -> None:
+    tree = Tree()
+    assert tree.add(tree.root, [1, 2, 3, 1], [-1, 0, 1, -1], most=2) == [1, 2, None, 1]
+    assert len(tree) == 2
 
 
 def test_a_proposal_must_pair_tokens_and_parents() -> None:
