@@ -17,7 +17,9 @@ from msgspec import Struct
 class Span(Struct, frozen=True):
     """Something that took time. start_s, end_s: wall clock, seconds. track: the worker it ran on.
 
-    request: the coordinator's number of the request it served, or None.
+    request: the coordinator's number of the request it served, or None. task: the number of the future that it
+    answered. brought: tokens that it found (nodes of a draft, outcomes of a verdict), None for work that finds none;
+    kept: how many of them the stream used.
     """
 
     name: str
@@ -26,6 +28,16 @@ class Span(Struct, frozen=True):
     track: str
     request: int | None = None
     args: dict[str, int | float | str] = {}
+    task: int | None = None
+    brought: int | None = None
+    kept: int = 0
+
+    @property
+    def use(self) -> float:
+        """The share of its tokens that was kept, 0 to 1; 1 for work that was to bring none."""
+        if self.brought is None:
+            return 1.0
+        return self.kept / self.brought if self.brought else 0.0
 
 
 class Trace:
@@ -43,30 +55,40 @@ class Trace:
         return list(self._spans)
 
 
+def lanes(spans: Iterable[Span]) -> list[tuple[Span, int]]:
+    """Spans by time, each with a lane of its track, from 0, in which none overlaps another."""
+    ends: dict[str, list[float]] = {}
+    placed = []
+    for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
+        taken = ends.setdefault(span.track, [])
+        lane = next((i for i, end in enumerate(taken) if end <= span.start_s), len(taken))
+        taken[lane : lane + 1] = [span.end_s]
+        placed.append((span, lane))
+    return placed
+
+
 def chrome(spans: Iterable[Span]) -> dict[str, Any]:
     """The trace as Chrome's JSON object format: one named thread per track, times in microseconds.
 
     Spans of one track that overlap are put on further threads of that track, since the format wants the
-    spans of a thread nested.
+    spans of a thread nested. The name says what was wasted, since Perfetto colours by name; chrome://tracing goes by
+    the `cname`.
     """
     events: list[dict[str, Any]] = []
-    lanes: dict[str, list[float]] = {}
     threads: dict[tuple[str, int], int] = {}
-    for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
-        ends = lanes.setdefault(span.track, [])
-        lane = next((i for i, end in enumerate(ends) if end <= span.start_s), len(ends))
-        ends[lane : lane + 1] = [span.end_s]
+    for span, lane in lanes(spans):
         thread = threads.setdefault((span.track, lane), len(threads) + 1)
-        args = dict(span.args) if span.request is None else {"request": span.request, **span.args}
+        title, colour = _look(span)
         events.append(
             {
-                "name": span.name,
+                "name": title,
+                "cname": colour,
                 "ph": "X",
                 "pid": 1,
                 "tid": thread,
                 "ts": span.start_s * 1e6,
                 "dur": max(span.end_s - span.start_s, 0.0) * 1e6,
-                "args": args,
+                "args": _args(span),
             }
         )
     for (track, lane), thread in threads.items():
@@ -78,3 +100,17 @@ def chrome(spans: Iterable[Span]) -> dict[str, Any]:
 def write(spans: Iterable[Span], path: str | Path) -> None:
     """Write a file that https://ui.perfetto.dev and chrome://tracing open."""
     Path(path).write_text(json.dumps(chrome(spans)))
+
+
+def _look(span: Span) -> tuple[str, str]:
+    """Title and colour of a span, by what was kept of it."""
+    if span.use >= 1:
+        return span.name, "good"
+    return (f"{span.name} (partly kept)", "bad") if span.use else (f"{span.name} (wasted)", "grey")
+
+
+def _args(span: Span) -> dict[str, int | float | str]:
+    """All that a span tells, without what it does not have."""
+    known = {"request": span.request, "task": span.task, "brought": span.brought}
+    args = {name: value for name, value in known.items() if value is not None}
+    return {**args, **({} if span.brought is None else {"kept": span.kept}), **span.args}

@@ -86,8 +86,8 @@ class Bench:
             self.handle(says(name, Freed(request=message.request, epoch=message.epoch), life))
 
     def state(self) -> Any:
-        """All that the machine knows, as plain values; without the time and what it heard when."""
-        return plain({k: v for k, v in vars(self.machine._ctx).items() if k not in ("now", "out", "heard")})
+        """All that the machine knows, as plain values; without times, and what it notes of one event."""
+        return plain({k: v for k, v in vars(self.machine._ctx).items() if k not in ("now", "out", "notes", "heard")})
 
 
 def plain(value: Any) -> Any:

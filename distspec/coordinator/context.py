@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from distspec.coordinator import events
 from distspec.coordinator.admission import Credits
+from distspec.coordinator.notes import Emitted, Note, Queued
 from distspec.coordinator.request import Drafting, Holding, Request, State, Task
 from distspec.errors import RequestError
 from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV, Withdraw
@@ -49,7 +50,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Context:
-    """The books of the machine. `now` and `out` belong to the event being handled."""
+    """The books of the machine. `now`, `out` and `notes` belong to the event being handled."""
 
     def __init__(self, settings: Settings, term: int) -> None:
         self.settings, self.term = settings, term
@@ -63,6 +64,7 @@ class Context:
         self._tried, self._kept = 10, 6
         self.now = 0.0
         self.out: list[events.Command] = []
+        self.notes: list[Note] = []
         self._number = 0
         self._future = 0
 
@@ -115,6 +117,7 @@ class Context:
             request.refusals = 0
             if request.tally.first_s is None:
                 request.tally.first_s = self.now
+            self.notes.append(Emitted(request.number, len(tokens)))
         usage = request.usage(self.now)
         output = Output(key=request.key, start=start, tokens=tokens, finish_reason=reason, usage=usage)
         self.out.append(events.ToClient(request.client, output))
@@ -170,6 +173,7 @@ class Context:
     def enqueue(self, request: Request) -> None:
         """In order of arrival, so what was preempted goes first."""
         insort(self.queue, request.number)
+        self.notes.append(Queued(request.number, request.key))
 
     def requeue(self, request: Request) -> None:
         """Everything computed for it is given up; its committed tokens stay. The drafter is kept."""

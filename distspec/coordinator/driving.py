@@ -7,6 +7,7 @@ path, and every draft what its drafter still lacks, so a verdict is only asked w
 from __future__ import annotations
 
 from distspec.coordinator.context import Context
+from distspec.coordinator.notes import Grown
 from distspec.coordinator.request import Request, State
 from distspec.protocol.messages import ROOT, Draft, Drafted, Extend, Shape, Verdict, Withdraw, finish_reason
 from distspec.speculation.length import best_length
@@ -126,7 +127,7 @@ def advance(ctx: Context, request: Request) -> bool:
     start, reason = request.emitted, None
     while reason is None and (step := request.tree.step()) is not None:
         ctx.learn(tried=step.node is not None or bool(step.died), kept=step.node is not None)
-        request.commit(step)
+        ctx.notes += request.commit(step)
         reason = finish_reason(request.params, request.emitted, step.token)
     if request.emitted > start:
         if request.state is not State.PREFILL:
@@ -214,7 +215,9 @@ def verdict(request: Request, message: Verdict) -> bool:
     if task is None:
         return False
     for node, outcome in message.outcomes:
-        request.tree.judge(task.root if node == ROOT else node, outcome)
+        known = task.root if node == ROOT else node
+        if request.tree.judge(known, outcome):
+            request.origins.judged(message.task, known)
     return True
 
 
@@ -256,6 +259,7 @@ def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bo
     new, is_awaited = 0, state.task == message.task
     if is_sound(ctx, request, message):
         new = request.graft(message, ctx.settings.live)
+        ctx.notes.append(Grown(message.task, new))
     else:
         offend(ctx, worker)
         is_awaited = state.task is not None  # there will be no better answer

@@ -121,7 +121,6 @@ class Loop:
             if peer.is_client:
                 self._handle(events.FromClient(peer.name, cast(Any, message)))
             else:
-                self._observer.reply(peer.name, message)
                 self._handle(events.FromWorker(peer.name, peer.incarnation, cast(Any, message)))
 
     def left(self, peer: Peer, reason: str) -> None:
@@ -154,7 +153,8 @@ class Loop:
                 self._journal.write(now_s, event, commands)
         for command in commands:
             self._do(command)
-        self._observer.handled(commands, time.time(), time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
+        self._observer.handled(event, commands, self._machine.notes, time.time(), took_s)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, events.Suspect):

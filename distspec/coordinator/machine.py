@@ -7,12 +7,13 @@ but the credits that it returns: this is the one place where stale messages are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distspec.coordinator import driving, events, lifecycle
 from distspec.coordinator.context import Context, Settings
 from distspec.coordinator.events import Command, Event
+from distspec.coordinator.notes import Note
 from distspec.coordinator.request import Request, State
 from distspec.errors import InvalidField, Overloaded, RequestError, Unavailable
 from distspec.protocol.messages import (
@@ -56,10 +57,15 @@ class Machine:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event at time `now` (seconds, never falling). Returns what to send, in order."""
         ctx = self._ctx
-        ctx.now, ctx.out = now, []
+        ctx.now, ctx.out, ctx.notes = now, [], []
         self._events[type(event)](event)
         lifecycle.admit(ctx)
         return ctx.out
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What the last event did that its commands do not say."""
+        return self._ctx.notes
 
     def request(self, number: int) -> Request | None:
         """A live request, to look at."""

@@ -1,26 +1,50 @@
-"""What the coordinator sees, as spans and metrics. Knows messages; changes nothing."""
+"""What the coordinator sees, as spans and metrics. Knows messages and notes; changes nothing."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from distspec.coordinator import events
-from distspec.coordinator.events import Command
+from distspec.coordinator.events import Command, Event
+from distspec.coordinator.notes import Emitted, Grown, Note, Queued
 from distspec.metrics import Family, Registry
-from distspec.protocol.messages import Draft, Drafted, Extend, Message, Output, Progress, Received, Verdict
+from distspec.protocol.messages import Draft, Drafted, Extend, Lease, Output, Progress, Received, Verdict
 from distspec.trace import Span, Trace
 
-_OPEN_TASKS = 10_000
+Args = dict[str, int | float | str]
+V = TypeVar("V")
+
+_REMEMBERED = 100_000
+
+
+@dataclass(slots=True)
+class _Work:
+    """A future, asked for or answered, and what came of it so far."""
+
+    kind: str
+    args: Args = field(default_factory=dict)
+    brought: int = 0
+    kept: int = 0
+    accepted: int = 0
+    answered: bool = False
 
 
 class Observer:
-    """Spans of every prefill, decode, verify, draft, transfer, leased round and commit; counts and durations."""
+    """Spans of every wait, prefill, decode, verify, draft, transfer, leased round and commit; counts and durations.
+
+    What a future brought may be kept long after it was answered, so spans are told the rest when they are asked for.
+    A token that is not decided yet counts as not kept.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._tasks: OrderedDict[int, tuple[str, dict[str, int]]] = OrderedDict()
+        self._work: OrderedDict[int, _Work] = OrderedDict()
+        self._waiting: OrderedDict[int, tuple[str, float]] = OrderedDict()
         self._registry = Registry()
         add = self._registry
         self._handle_s = add.histogram("distspec_handle_seconds", "The machine, per event")
@@ -32,24 +56,24 @@ class Observer:
         self._drafted = add.counter("distspec_drafted_tokens_total", "Drafted tokens that were judged")
         self._accepted = add.counter("distspec_accepted_tokens_total", "Drafted tokens that were accepted")
 
-    def handled(self, commands: Sequence[Command], now_s: float, took_s: float) -> None:
-        """An event was handled and its commands queued; took_s covers both. now_s: wall clock."""
+    def handled(
+        self, event: Event, commands: Sequence[Command], notes: Sequence[Note], now_s: float, took_s: float
+    ) -> None:
+        """An event was handled and its commands queued; took_s covers both. now_s: wall clock, at their end."""
         self._handle_s.observe(took_s)
+        for note in notes:
+            self._note(note, now_s, took_s)
         for command in commands:
             if isinstance(command, events.ToClient):
-                self._output(command.message, now_s, took_s)
-            elif isinstance(command, events.ToWorker) and isinstance(command.message, Extend | Draft):
-                self._remember(command.message)
+                self._output(command.message)
+            elif isinstance(command, events.ToWorker):
+                self._sent(command, now_s)
+        if isinstance(event, events.FromWorker):
+            self._answered(event, notes)
 
-    def reply(self, worker: str, message: Message) -> None:
-        """A worker reported work that it has done."""
-        if isinstance(message, Verdict | Drafted):
-            kind, args = self._tasks.pop(message.task, ("verify" if isinstance(message, Verdict) else "draft", {}))
-            self._span(kind, worker, message, args)
-        elif isinstance(message, Progress):
-            self._span("round", worker, message, {"tokens": len(message.tokens)})
-        elif isinstance(message, Received):
-            self._span("transfer", worker, message, {})
+    def spans(self) -> list[Span]:
+        """All spans that are remembered, with what became of their tokens by now."""
+        return [self._told(span) for span in self.trace.spans()]
 
     def metrics(self, snapshot: dict[str, Any]) -> list[Family]:
         """All metrics, those of the machine's snapshot among them."""
@@ -67,28 +91,71 @@ class Observer:
             state.counter(f"distspec_{name}_total", f"Of the coordinator: {name.replace('_', ' ')}").add(value)
         return self._registry.snapshot() + state.snapshot()
 
-    def _remember(self, message: Extend | Draft) -> None:
+    def _note(self, note: Note, now_s: float, took_s: float) -> None:
+        if isinstance(note, Queued):
+            _remember(self._waiting, note.request, (note.key, now_s))
+        elif isinstance(note, Emitted):
+            self._tokens.add(note.tokens)
+            self.trace.add(Span("commit", now_s - took_s, now_s, "coordinator", note.request, {"tokens": note.tokens}))
+        elif note.task in self._work:
+            work = self._work[note.task]
+            if isinstance(note, Grown):
+                work.brought += note.nodes
+            else:
+                work.kept += 1
+                work.accepted += note.accepted
+
+    def _sent(self, command: events.ToWorker, now_s: float) -> None:
+        message = command.message
         if isinstance(message, Draft):
-            kind, args = "draft", {"steps": message.shape.steps}
-        else:
+            _remember(self._work, message.task, _Work("draft", {"steps": message.shape.steps}))
+        elif isinstance(message, Extend):
             kind = "verify" if message.nodes else "prefill" if len(message.tokens) > 1 else "decode"
-            args = {"tokens": len(message.tokens), "nodes": len(message.nodes)}
-        self._tasks[message.task] = kind, args
-        if len(self._tasks) > _OPEN_TASKS:  # tasks of the dead are never answered
-            self._tasks.popitem(last=False)
+            sizes: Args = {"tokens": len(message.tokens), "nodes": len(message.nodes)}
+            _remember(self._work, message.task, _Work(kind, sizes))
+        if isinstance(message, Extend | Lease) and message.request in self._waiting:
+            key, since_s = self._waiting.pop(message.request)
+            self.trace.add(Span("queue", since_s, now_s, "coordinator", message.request, {"key": key}))
+
+    def _answered(self, event: events.FromWorker, notes: Sequence[Note]) -> None:
+        """A worker reported work that it has done."""
+        message = event.message
+        if isinstance(message, Verdict | Drafted):
+            work = self._work.get(message.task)
+            if work is None or work.answered:  # forgotten, or nonsense
+                self._span("verify" if isinstance(message, Verdict) else "draft", event.worker, message, {}, brought=0)
+                return
+            work.answered = True
+            if isinstance(message, Verdict):
+                work.brought = len(message.outcomes)
+            self._span(work.kind, event.worker, message, work.args, task=message.task)
+        elif isinstance(message, Progress):
+            kept = sum(n.tokens for n in notes if isinstance(n, Emitted) and n.request == message.request)
+            rounds: Args = {"nodes": sum(message.drafted), "accepted": sum(message.accepted) if kept else 0}
+            brought = max(sum(message.drafted) + len(message.drafted), len(message.tokens))
+            self._span("round", event.worker, message, rounds, brought=brought, kept=kept)
+        elif isinstance(message, Received):
+            self._span("transfer", event.worker, message, {})
 
     def _span(
-        self, kind: str, worker: str, message: Verdict | Drafted | Progress | Received, args: dict[str, int]
+        self,
+        kind: str,
+        worker: str,
+        message: Verdict | Drafted | Progress | Received,
+        args: Args,
+        **tokens: int,
     ) -> None:
         start_s, end_s = message.span
         self._work_s.observe(end_s - start_s, kind=kind)
-        self.trace.add(Span(kind, start_s, end_s, worker, message.request, {**args}))
+        self.trace.add(Span(kind, start_s, end_s, worker, message.request, args, **tokens))
 
-    def _output(self, output: Output, now_s: float, took_s: float) -> None:
-        if output.tokens:
-            self._tokens.add(len(output.tokens))
-            args: dict[str, int | float | str] = {"tokens": len(output.tokens), "key": output.key}
-            self.trace.add(Span("commit", now_s - took_s, now_s, "coordinator", None, args))
+    def _told(self, span: Span) -> Span:
+        work = self._work.get(span.task) if span.task is not None else None
+        if work is None:
+            return span
+        return replace(span, args={**span.args, "accepted": work.accepted}, brought=work.brought, kept=work.kept)
+
+    def _output(self, output: Output) -> None:
         if output.finish_reason is not None:
             self._ended.add(reason=output.finish_reason)
         if output.finish_reason is not None and output.usage is not None:
@@ -96,3 +163,10 @@ class Observer:
             self._total_s.observe(output.usage.total_s)
             self._drafted.add(output.usage.drafted)
             self._accepted.add(output.usage.accepted)
+
+
+def _remember(known: OrderedDict[int, V], number: int, value: V) -> None:
+    """What is never answered is forgotten in the end."""
+    known[number] = value
+    if len(known) > _REMEMBERED:
+        known.popitem(last=False)

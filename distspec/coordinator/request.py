@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from distspec.coordinator.notes import Kept
+from distspec.coordinator.origins import Origins
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import ROOT, Drafted, Node, SamplingParams, Usage
 from distspec.speculation.tree import Step, Tree
@@ -154,6 +156,7 @@ class Request:
         self.fits = False
         self.refusals = 0
         self.depths: dict[int, int] = {}
+        self.origins = Origins()
         self.tally = Tally()
         self.arrived_s = now
         self.leased_s = now
@@ -168,8 +171,11 @@ class Request:
             raise IllegalTransition(f"request {self.number}: {self.state.value} -> {state.value}")
         self.state = state
 
-    def commit(self, step: Step) -> None:
-        """Take one token of the walk, and note for every worker what becomes of the nodes it holds."""
+    def commit(self, step: Step) -> list[Kept]:
+        """Take one token of the walk, and note for every worker what becomes of the nodes it holds.
+
+        Returns which futures it came of.
+        """
         position = len(self.tokens)
         self.tokens.append(step.token)
         gone = set(step.died)
@@ -180,13 +186,14 @@ class Request:
                 hold.computed = position + 1
             hold.drop.extend(node for node in step.died if node in hold.nodes)
             hold.nodes -= gone
-        self._count(step)
+        accepted = self._count(step)
         if self.drafting is not None:
             self.drafting.rooted()
         if step.node is None:
             self.epoch += 1
             if self.drafting is not None:
                 self.drafting.task = None  # it grows what is gone
+        return self.origins.step(step, accepted)
 
     def missing(self, worker: str, nodes: Iterable[int]) -> list[Node]:
         """The nodes of these paths that `worker` has not computed, parents first, as messages say them."""
@@ -202,7 +209,7 @@ class Request:
         return list(out.values())
 
     def graft(self, proposal: Drafted, most: int) -> int:
-        """Hang a tree below the text of `proposal.base` tokens where the text has gone since; the number of new nodes.
+        """Hang a tree below the text of `proposal.base` tokens where the text has gone since; how many nodes are new.
 
         What the text left behind is left out, and so is what could never be emitted, or makes more than `most` nodes.
         """
@@ -221,15 +228,17 @@ class Request:
             if parent in index and depth[parent] < deepest:
                 index[i], depth[i] = len(kept), depth[parent] + 1
                 kept.append(i)
-        before = len(self.tree)
-        self.tree.add(
+        before = set(self.tree.nodes)
+        ids = self.tree.add(
             self.tree.root,
             [tokens[i] for i in kept],
             [index[parents[i]] for i in kept],
             [scores[i] for i in kept] if scores else (),
             most,
         )
-        return len(self.tree) - before
+        new = {node for node in ids if node is not None} - before
+        self.origins.drafted(proposal.task, new)
+        return len(new)
 
     def stale(self) -> list[int]:
         """Futures whose nodes are all dead, and whose workers were not told yet.
@@ -268,6 +277,7 @@ class Request:
         self.tree.reset()
         self.tasks.clear()
         self.depths.clear()
+        self.origins.clear()
         if self.drafting:
             self.drafting.task = None
             self.drafting.rooted()
@@ -288,9 +298,11 @@ class Request:
             total_s=now - self.arrived_s,
         )
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: Step) -> bool:
+        """Whether the token was that of a node sent to be judged; its depth is tallied."""
         depth = self.depths.pop(step.node, None) if step.node is not None else None
         if depth is not None:
             self.tally.note(self.tally.accepted, depth)
         for node in step.died:
             self.depths.pop(node, None)
+        return depth is not None

@@ -29,12 +29,14 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token that the walk committed. node: the drafted node that carried it, or None for a fresh root.
+    """One token that the walk committed. root: the root whose outcome it was. node: the drafted node that carried
+    it, or None for a fresh root.
 
     died: nodes that can no longer be committed, children after their parents.
     """
 
     token: int
+    root: int
     node: int | None
     died: tuple[int, ...]
 
@@ -90,12 +92,12 @@ class Tree:
     def step(self) -> Step | None:
         """Commit one token if the root's outcome is known: the child that carries it becomes the root and
         its siblings die; without such a child everything dies and a fresh root takes its place."""
-        root = self.nodes[self.root]
+        id, root = self.root, self.nodes[self.root]
         if root.outcome is None:
             return None
         heir = self._child(self.root, root.outcome)
         died = tuple(n for child in root.children if child != heir for n in self._below(child))
-        for node in (*died, self.root):
+        for node in (*died, id):
             del self.nodes[node]
         if heir is None:
             self.root = self._id()
@@ -103,7 +105,7 @@ class Tree:
         else:
             self.root = heir
             self.nodes[heir].parent = -1
-        return Step(token=root.outcome, node=heir, died=died)
+        return Step(token=root.outcome, root=id, node=heir, died=died)
 
     def reset(self) -> None:
         """Void everything: a fresh root for the same committed token."""

@@ -87,7 +87,7 @@ class Coordinator:
 
     async def trace(self) -> list[Span]:
         self._running()
-        return self._observer.trace.spans()
+        return self._observer.spans()
 
     async def metrics(self) -> list[Family]:
         self._running()

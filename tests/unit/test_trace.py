@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distspec.trace import Span, Trace, chrome, write
 
@@ -51,3 +52,22 @@ def test_the_file_is_json_with_request_and_arguments(tmp_path: Path) -> None:
     event = json.loads((tmp_path / "t.json").read_text())["traceEvents"][0]
     assert event["args"] == {"request": 7, "rows": 3}
     assert (event["ts"], event["dur"]) == (1e6, 0.5e6)
+
+
+def test_what_was_wasted_has_another_name_and_colour_than_what_was_kept() -> None:
+    """Perfetto colours by name."""
+    whole = Span("verify", 0.0, 1.0, "verify:0", 7, task=3, brought=4, kept=4)
+    looks = {}
+    for kept in range(5):
+        span = replace(whole, kept=kept)
+        event = chrome([span])["traceEvents"][0]
+        looks[kept] = event["name"], event["cname"]
+        assert event["args"] == {"request": 7, "task": 3, "brought": 4, "kept": kept}
+        assert span.use == kept / 4
+    assert looks[4][0] == "verify"
+    assert looks[0] != looks[1] == looks[2] == looks[3] != looks[4] != looks[0]
+
+
+def test_work_that_is_to_bring_no_tokens_is_never_wasted_and_work_that_brought_none_is() -> None:
+    assert Span("transfer", 0.0, 1.0, "verify:0").use == 1
+    assert Span("draft", 0.0, 1.0, "draft:0", brought=0).use == 0
