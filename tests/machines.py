@@ -38,7 +38,7 @@ class Bench:
     """A worker's role is its name without digits. Suspects come out as (worker, "suspect")."""
 
     def __init__(self, *workers: str, **settings: Any) -> None:
-        self.settings = Settings(**{"width": 2, "lookahead": 1, "room": 8, **settings})
+        self.settings = Settings(**{"steps": 2, "lookahead": 1, "room": 8, **settings})
         self.machine = Machine(self.settings, term=1)
         self.now_s = 0.0
         self.sent: list[tuple[str, Any]] = []
@@ -136,11 +136,11 @@ def verdict(worker: str, task: int, root: int | None, *nodes: tuple[int, int], r
 
 
 def drafted(
-    task: int, *tokens: int, parents: tuple[int, ...] | None = None, worker: str = "draft"
+    task: int, *tokens: int, base: int = 4, parents: tuple[int, ...] | None = None, worker: str = "draft"
 ) -> events.FromWorker:
-    """A chain, where parents are not given."""
+    """A chain, where parents are not given. base 4: below PROMPT and one more token."""
     above = tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents
-    return says(worker, Drafted(request=1, epoch=0, task=task, tokens=tokens, parents=above))
+    return says(worker, Drafted(request=1, epoch=0, task=task, base=base, tokens=tokens, parents=above))
 
 
 def left(worker: str, incarnation: int = 1) -> events.WorkerLeft:

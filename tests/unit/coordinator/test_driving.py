@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from distspec.coordinator import events
-from distspec.protocol.messages import ROOT, Draft, Drop, Extend, Node, Received, ReceiveKV, SendKV, Usage
+from distspec.coordinator.driving import MAX_OFFENCES, ODDS
+from distspec.protocol.messages import (
+    ROOT,
+    Draft,
+    Drafted,
+    Drop,
+    Extend,
+    Node,
+    Received,
+    ReceiveKV,
+    SendKV,
+    Shape,
+    Usage,
+    Withdraw,
+)
 from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
 
 
-def draft(task: int, keep: int, *tokens: int, epoch: int = 1, count: int = 2) -> Draft:
+def draft(task: int, keep: int, *tokens: int, epoch: int = 1, steps: int = 2, nodes: int = 64) -> Draft:
+    """With as many levels as may still be emitted: 8 after the prefill of PROMPT, and one less for each token."""
     opening = params() if keep == 0 else None
-    return Draft(request=1, epoch=epoch, task=task, keep=keep, tokens=tokens, count=count, params=opening)
+    depth = 12 - keep - len(tokens)
+    shape = Shape(steps=steps, depth=depth, nodes=nodes, odds=ODDS)
+    return Draft(request=1, epoch=epoch, task=task, keep=keep, tokens=tokens, shape=shape, params=opening)
 
 
 def extend(task: int, start: int, *tokens: int, epoch: int = 1, **rest: tuple[int | Node, ...]) -> Extend:
@@ -64,14 +84,14 @@ def test_sd_drafts_then_verifies_at_a_remote_verifier_once_it_has_the_kv() -> No
                 [output(1, 9, 10, 11), ("draft", draft(5, 4, 9, 10, 11, epoch=2))],
             ),
             (
-                drafted(5, 12, 13),
+                drafted(5, 12, 13, base=7),
                 [("verify", extend(6, 3, 8, 9, 10, 11, epoch=2, nodes=chain((5, 12), (6, 13))))],
             ),
             (
                 verdict("verify", 6, 12, (5, 40), (6, 41)),
                 [output(4, 12, 40), ("draft", draft(7, 7, 12, 40, epoch=3))],
             ),
-            (drafted(7), [("verify", extend(8, 8, 40, epoch=3, commit=(5,), drop=(6,)))]),
+            (drafted(7, base=9), [("verify", extend(8, 8, 40, epoch=3, commit=(5,), drop=(6,)))]),
         ]
     )
 
@@ -87,7 +107,7 @@ def test_dsi_sends_each_verifier_the_ancestors_that_it_lacks() -> None:
                     output(0, 8),
                     *to("verify1", 2, *PROMPT),
                     *to("verify2", 3, *PROMPT),
-                    ("draft", draft(4, 0, *PROMPT, 8, count=1)),
+                    ("draft", draft(4, 0, *PROMPT, 8, steps=1, nodes=8)),
                     ("decode", extend(5, 3, 8)),
                 ],
             ),
@@ -96,29 +116,30 @@ def test_dsi_sends_each_verifier_the_ancestors_that_it_lacks() -> None:
             (
                 drafted(4, 9),
                 [
-                    ("draft", draft(6, 4, 9, count=1)),
+                    ("draft", draft(6, 4, steps=1, nodes=8)),
                     ("verify1", extend(7, 3, 8, nodes=chain((2, 9)))),
                 ],
             ),
             (
-                drafted(6, 10),
+                drafted(6, 9, 10),
                 [
-                    ("draft", draft(8, 5, 10, count=1)),
+                    ("draft", draft(8, 4, steps=1, nodes=8)),
                     ("verify2", extend(9, 3, 8, nodes=chain((2, 9), (3, 10)))),
                 ],
             ),
             # The root's verdict comes from home, which then lacks token 9 as committed text, and node 4 alone waits.
-            (drafted(8, 11), [("draft", draft(10, 6, 11, count=1))]),
+            (drafted(8, 9, 10, 11), [("draft", draft(10, 4, steps=1, nodes=8))]),
             (
                 verdict("decode", 5, 9),
                 [output(1, 9), ("decode", extend(11, 4, 9, nodes=chain((3, 10), (4, 11))))],
             ),
-            # verify2 judges all three: 9 is committed there already, 10 is right, and what follows it is not 11.
+            # verify2 judges all three: 9 is committed there already, 10 is right, and what follows it is not 11. What
+            # decode does for 11 is not wanted any more.
             (
                 verdict("verify2", 9, 9, (2, 10), (3, 30)),
                 [
                     output(2, 10, 30),
-                    ("draft", draft(12, 6, 30, epoch=2, count=1)),
+                    ("draft", draft(12, 4, 9, 10, 30, epoch=2, steps=1, nodes=8)),
                     ("verify2", extend(13, 6, 30, epoch=2, commit=(2, 3))),
                 ],
             ),
@@ -176,62 +197,129 @@ def test_without_a_drafter_the_rest_is_leased_once_nothing_is_in_flight() -> Non
     [
         {"tokens": (50,), "parents": (-1,)},
         {"tokens": (-1,), "parents": (-1,)},
-        {"tokens": (1, 2, 3), "parents": (-1, 0, 1)},
+        {"tokens": (1,) * 65, "parents": tuple(range(-1, 64))},
         {"tokens": (1,), "parents": (0,)},
         {"tokens": (1,), "parents": (-2,)},
         {"tokens": (1, 2), "parents": (-1,)},
+        {"tokens": (1,), "parents": (-1,), "scores": (-1.0, -1.0)},
+        {"tokens": (1,), "parents": (-1,), "scores": (math.nan,)},
+        {"tokens": (1,), "parents": (-1,), "base": 5},
+        {"tokens": (1,), "parents": (-1,), "base": 0},
+        {"tokens": (1,), "parents": (-1,), "epoch": 9},
+        {"tokens": (1,), "parents": (-1,), "task": 1000},
     ],
-    ids=["unknown token", "negative token", "too many", "its own parent", "no such parent", "no parent"],
+    ids=[
+        "unknown token",
+        "negative token",
+        "too many",
+        "its own parent",
+        "no such parent",
+        "no parent",
+        "too many scores",
+        "no score",
+        "a text of the future",
+        "no text",
+        "an epoch of the future",
+        "a draft nobody asked for",
+    ],
 )
-def test_a_proposal_that_makes_no_sense_is_taken_as_none(nonsense: dict[str, tuple[int, ...]]) -> None:
+def test_a_proposal_that_makes_no_sense_is_taken_as_none(nonsense: dict[str, Any]) -> None:
     bench = started("sd", "draft")
     bench.handle(verdict("decode", 1, 8))
-    event = drafted(2, *nonsense["tokens"], parents=nonsense["parents"])
-    assert bench.handle(event) == [("decode", extend(3, 3, 8))]
+    reply = Drafted(**{"request": 1, "epoch": 1, "task": 2, "base": 4, **nonsense})
+    assert bench.handle(says("draft", reply)) == [("decode", extend(3, 3, 8))]
     assert bench.machine.snapshot()["counters"]["bad_drafts"] == 1
 
 
-def test_a_draft_below_a_node_that_died_is_dropped() -> None:
+def test_a_drafter_that_goes_on_making_no_sense_is_asked_no_more() -> None:
+    """And the request goes on without it."""
+    bench = started("sd", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bad = Drafted(request=1, epoch=1, task=2, base=4, tokens=(99,), parents=(-1,))
+    for _ in range(MAX_OFFENCES - 1):
+        bench.handle(says("draft", bad))
+    commands = bench.handle(says("draft", bad))
+    assert kinds(commands) == [("draft", "Drop")]
+    extends = [message for name, message in bench.sent if name == "decode" and isinstance(message, Extend)]
+    assert kinds(bench.handle(verdict("decode", extends[-1].task, 20))) == [("c", "Output"), ("decode", "Lease")]
+
+
+def test_a_late_proposal_joins_where_the_text_has_gone() -> None:
+    """The draft was superseded when 20 became a fresh root; its tree had foreseen that."""
     bench = started("dsi", "draft")
     bench.handle(verdict("decode", 1, 8))
     late = bench.sent[-2][1]
     assert isinstance(late, Draft)
     commands = bench.handle(verdict("decode", 3, 20))
-    assert ("draft", draft(4, 4, 20, epoch=2, count=1)) in commands
-    assert bench.handle(drafted(late.task, 9)) == []
+    assert ("draft", draft(4, 4, 20, epoch=2, steps=1, nodes=8)) in commands
+    assert bench.handle(drafted(late.task, 9, 10)) == []
+    bench.handle(drafted(late.task, 20, 21, 22, 9, parents=(-1, 0, 1, -1)))
+    request = bench.machine.request(1)
+    assert request is not None
+    assert request.tree.shape()[1:] == ([21, 22], [-1, 0])
 
 
-def test_a_proposal_may_branch_and_sd_judges_its_first_chain() -> None:
-    bench = started("sd", "draft", width=3)
+def test_a_node_that_could_never_be_emitted_is_left_out() -> None:
+    bench = Bench("decode", "draft")
+    bench.handle(submit(policy="sd", max_tokens=4))
     bench.handle(verdict("decode", 1, 8))
-    assert bench.handle(drafted(2, 9, 10, 11, parents=(-1, -1, 0))) == [
-        ("decode", extend(3, 3, 8, nodes=chain((2, 9), (4, 11))))
-    ]
+    assert bench.handle(drafted(2, 9, 10, 11, 12)) == [("decode", extend(3, 3, 8, nodes=chain((2, 9), (3, 10))))]
+
+
+def test_work_that_a_miss_made_stale_is_withdrawn() -> None:
+    """verify judges what hangs below 9; home says 30."""
+    bench = started("dsi", "verify", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(arrived("verify", 2))
+    bench.handle(drafted(3, 9))
+    task = next(message.task for name, message in bench.sent if name == "verify" and isinstance(message, Extend))
+    commands = bench.handle(verdict("decode", 4, 30))
+    assert ("verify", Withdraw(request=1, epoch=2, tasks=(task,))) in commands
+
+
+def test_a_chain_is_judged_along_the_best_guesses_and_a_tree_by_probability() -> None:
+    """Of 9, 10 below the root and 11, 12 below 9, path probabilities are .6, .12, .36, .07."""
+    judged = {1: chain((2, 9), (4, 11)), 2: (*chain((2, 9), (4, 11)), Node(id=3, parent=ROOT, token=10))}
+    for topk, nodes in judged.items():
+        bench = started("sd", "draft", steps=2, topk=topk, nodes=3)
+        bench.handle(verdict("decode", 1, 8))
+        commands = bench.handle(drafted(2, 9, 10, 11, 12, parents=(-1, -1, 0, 0)))
+        assert commands == [("decode", extend(3, 3, 8, nodes=nodes))]
+
+
+def test_no_worker_gets_more_nodes_than_its_scratch_has_room_for() -> None:
+    bench = started("sd", "draft", steps=4, topk=2, nodes=64, room=3)
+    bench.handle(verdict("decode", 1, 8))
+    ((_, message),) = bench.handle(drafted(2, 9, 10, 11, 12, parents=(-1, -1, 0, 0)))
+    assert len(message.nodes) == 3
 
 
 @pytest.mark.parametrize("policy", ["sd", "dsi"])
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
 def test_nothing_is_drafted_that_could_never_be_emitted(policy: str, most: int) -> None:
     """The prefill gives one token and the root another, so most - 2 drafts at the start, and fewer later."""
-    bench = Bench("decode", "draft", width=8, lookahead=8)
+    bench = Bench("decode", "draft", steps=8, lookahead=8)
     bench.handle(submit(policy=policy, max_tokens=most))
     commands = bench.handle(verdict("decode", 1, 8))
-    counts = [message.count for _, message in commands if isinstance(message, Draft)]
-    assert counts == [most - 2] * (most > 2)
+    shapes = [message.shape for _, message in commands if isinstance(message, Draft)]
+    assert [(shape.steps, shape.depth) for shape in shapes] == [(most - 2, most - 2)] * (most > 2)
 
 
-def test_a_round_is_as_wide_as_asked_configured_or_worth_it() -> None:
-    def count(wide: int | None, width: int | None, step_cost: tuple[float, ...] = ()) -> int:
-        bench = Bench("draft", width=width)
+def test_a_round_is_as_deep_as_asked_configured_or_worth_it() -> None:
+    def levels(wide: int | None, steps: Any, step_cost: tuple[float, ...] = (), running: int = 1) -> int:
+        bench = Bench("draft", steps=steps)
         bench.join("decode", step_cost=step_cost)
-        bench.handle(submit(policy="sd", wide=wide, max_tokens=50))
+        for i in range(running):
+            bench.handle(submit(key=f"{i}", policy="sd", wide=wide, max_tokens=50))
         commands = bench.handle(verdict("decode", 1, 8))
-        return next(message.count for _, message in commands if isinstance(message, Draft))
+        return next(message.shape.steps for _, message in commands if isinstance(message, Draft))
 
-    assert count(5, 3) == 5
-    assert count(None, 3) == 3
-    assert count(None, None) == 8  # no step cost was measured: a wider step is free
-    assert count(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
+    assert levels(5, 3) == 5
+    assert levels(None, 3) == 3
+    assert levels(None, None) == 8  # no step cost was measured: a wider step is free
+    assert levels(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
+    table = ((1, 4), (3, 2))
+    assert [levels(None, table, running=n) for n in (1, 2, 3, 4)] == [4, 2, 2, 2]
 
 
 def test_usage_counts_rounds_and_drafts_by_depth() -> None:

@@ -7,6 +7,7 @@ from dataclasses import astuple
 import pytest
 
 from distspec.coordinator import events, lifecycle
+from distspec.coordinator.driving import ODDS
 from distspec.protocol.messages import (
     Draft,
     Drop,
@@ -20,6 +21,7 @@ from distspec.protocol.messages import (
     Revoke,
     Revoked,
     SendKV,
+    Shape,
     TransferLost,
 )
 from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
@@ -135,7 +137,15 @@ def test_a_lease_is_revoked_when_a_drafter_comes_late() -> None:
                 [
                     (
                         "draft",
-                        Draft(request=1, epoch=2, task=2, keep=0, tokens=(*PROMPT, 8, 9), count=2, params=params()),
+                        Draft(
+                            request=1,
+                            epoch=2,
+                            task=2,
+                            keep=0,
+                            tokens=(*PROMPT, 8, 9),
+                            shape=Shape(steps=2, depth=7, odds=ODDS),
+                            params=params(),
+                        ),
                     )
                 ],
             ),

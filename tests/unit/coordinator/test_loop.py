@@ -337,7 +337,7 @@ async def test_a_machine_that_breaks_on_its_own_ends_its_life(fleet: Fleet, monk
 
 
 async def run_journal(fleet: Fleet, path: Path, limit_bytes: int = 1 << 20) -> None:
-    settings = Settings(width=3)
+    settings = Settings(steps=3)
     fleet.coordinator(settings=settings, journal=Journal(path, limit_bytes, settings, len(fleet.lives) + 1))
     for name in ("decode:0", "verify:0", "draft:0"):
         await fleet.worker(name)
@@ -354,7 +354,7 @@ async def test_a_journal_replays_to_the_same_commands(fleet: Fleet, tmp_path: Pa
     assert result.divergence is None
     assert result.events > 50
     head, entries = read(path)
-    assert head.settings == Settings(width=3)
+    assert head.settings == Settings(steps=3)
     frames = [head, *entries]
     changed = msgspec.structs.replace(frames[-1], digest=b"12345678")
     path.write_bytes(b"".join(msgspec.msgpack.encode(frame) for frame in [*frames[:-1], changed]))
@@ -366,7 +366,7 @@ async def test_a_journal_replays_to_the_same_commands(fleet: Fleet, tmp_path: Pa
 async def test_a_machine_that_decides_otherwise_is_found_out(fleet: Fleet, tmp_path: Path) -> None:
     await run_journal(fleet, tmp_path / "journal")
     head, entries = read(tmp_path / "journal")
-    other = [msgspec.structs.replace(head, settings=Settings(width=3, lookahead=1)), *entries]
+    other = [msgspec.structs.replace(head, settings=Settings(steps=3, lookahead=1)), *entries]
     (tmp_path / "journal").write_bytes(b"".join(msgspec.msgpack.encode(frame) for frame in other))
     assert replay(tmp_path / "journal").divergence is not None
 

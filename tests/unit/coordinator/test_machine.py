@@ -74,7 +74,7 @@ def errors(commands: list[tuple[str, Any]]) -> list[tuple[str, str | None]]:
         ({"prompt": (-1,)}, "prompt"),
         ({"prompt": (1,) * 100}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"policy": "pearl"}, "speculation.policy"),
+        ({"policy": "warp"}, "speculation.policy"),
         ({"policy": "dsi"}, "speculation.policy"),
         ({"wide": 0}, "speculation.num_speculative_tokens"),
         ({"wide": 9}, "speculation.num_speculative_tokens"),
@@ -192,7 +192,7 @@ def test_whoever_dies_the_request_goes_on_and_no_credit_is_lost(state: State) ->
 
 STALE = [
     Verdict(request=1, epoch=0, task=99, outcomes=((-1, 3), (2, 4)), cached=2),
-    Drafted(request=1, epoch=0, task=99, tokens=(3,), parents=(-1,)),
+    Drafted(request=1, epoch=0, task=1, base=3, tokens=(3,), parents=(-1,)),
     Progress(request=1, epoch=99, start=1, tokens=(3,), drafted=(0,), accepted=(0,)),
     Revoked(request=1, epoch=99, length=1, computed=3),
     Received(request=1, epoch=0, ticket=99),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distspec.coordinator.request import TRANSITIONS, Drafting, Holding, Request, State, Task
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, Node
+from distspec.protocol.messages import ROOT, Drafted, Node
 from tests.machines import params, plain
 
 
@@ -97,16 +97,33 @@ def test_a_worker_holds_for_sure_what_it_was_told_before_its_oldest_future() -> 
     assert it.computed_by("w") == 3
 
 
-def test_a_drafter_shares_the_committed_path_as_far_as_it_was_told() -> None:
+def test_a_drafter_is_asked_anew_when_the_root_changes_and_its_draft_is_void_on_a_fresh_one() -> None:
     it = request()
-    a, b, c = it.tree.add(it.tree.root, [8, 9, 10], [-1, 0, 1])
-    it.drafting = Drafting(worker="d", epoch=0, matched=3, path=[a, b, c], task=7)
+    a, *_ = it.tree.add(it.tree.root, [8, 9, 10], [-1, 0, 1])
+    it.drafting = Drafting(worker="d", epoch=0, told=3, task=7, asked=True, dry=True)
     it.tree.judge(it.tree.root, 8)
     walk(it)
-    assert (it.drafting.matched, it.drafting.path, it.drafting.task) == (4, [b, c], 7)
+    assert (it.drafting.told, it.drafting.task, it.drafting.asked, it.drafting.dry) == (3, 7, False, False)
+    assert a is not None
     it.tree.judge(a, 30)
     walk(it)
-    assert (it.drafting.matched, it.drafting.path, it.drafting.task) == (4, [], None)
+    assert (it.drafting.told, it.drafting.task) == (3, None)
+
+
+def test_a_proposal_is_grafted_where_the_text_has_gone() -> None:
+    """Below [1, 2] the text went on with 8: of two branches, the one of 8 is left, but for what is too deep."""
+    it = request()
+    it.tree.judge(it.tree.root, 8)
+    walk(it)
+    base = len(it.tokens) - 1
+    proposal = Drafted(request=1, epoch=0, task=1, base=base, tokens=(9, 8, 5, 6), parents=(-1, -1, 1, 2))
+    assert it.graft(proposal, most=64) == 2
+    assert it.graft(proposal, most=64) == 0
+    assert it.tree.shape()[1:] == ([5, 6], [-1, 0])
+    other = Drafted(request=1, epoch=0, task=1, base=base, tokens=(7, 5), parents=(-1, 0))
+    assert it.graft(other, most=64) == 0
+    wide = Drafted(request=1, epoch=0, task=1, base=base + 1, tokens=(1, 2, 3), parents=(-1, -1, -1))
+    assert it.graft(wide, most=4) == 2
 
 
 def test_the_epoch_grows_on_a_fresh_root_and_not_when_siblings_die() -> None:
