@@ -27,7 +27,7 @@ from distspec.kv.pages import PageAllocator
 from distspec.kv.pool import KVPool
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
-from distspec.models.base import Model
+from distspec.models.base import Model, Taps
 from distspec.protocol.messages import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, best, draw
 
@@ -51,31 +51,48 @@ class Engine:
     """One model on one device.
 
     capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
-    slots: requests held at once. pool: for `transfer`, which reads and writes it through gather and scatter.
+    slots: requests held at once. pool: of its KV and features. taps: where in the model features are read, see
+    models.Taps; what they are for, it does not know.
     """
 
     def __init__(
-        self, model: Model, options: config.Engine, *, device: torch.device, max_model_len: int | None = None
+        self,
+        model: Model,
+        options: config.Engine,
+        *,
+        device: torch.device,
+        max_model_len: int | None = None,
+        taps: Seq[int] = (),
     ) -> None:
         """max_model_len None: the model's own, or what the pool holds beside scratch nodes if that is less.
 
-        Raises InvalidValue if the model or the pool cannot hold what is configured.
+        Raises InvalidValue if the model has no such taps, or it or the pool cannot hold what is configured.
         """
         shape = model.config
+        if not all(0 <= layer <= shape.num_layers for layer in taps):
+            raise InvalidValue("taps", list(taps), f"layers of the target, 0 to {shape.num_layers}")
         if max_model_len is not None and max_model_len > shape.max_position:
             raise InvalidValue("model.max_model_len", max_model_len, f"at most {shape.max_position}, the model's own")
         longest = max_model_len or shape.max_position
-        pages = pages_that_fit(shape, options, longest, model.dtype, device)
+        features = len(taps) * shape.hidden_size
+        pages = pages_that_fit(shape, options, longest, model.dtype, device, features)
         if pages < options.pages_for(max_model_len or 1):
             raise _too_few(pages, options, max_model_len)
         self.model = model
+        self.taps = tuple(taps)
         self.device = device
         self.page_size = options.page_size
         self.slots = options.max_num_seqs
         self.capacity = pages * options.page_size
         self.max_model_len = min(longest, options.tokens_in(pages))
         self.pool = KVPool(
-            shape.num_layers, self.capacity, shape.num_kv_heads, shape.head_dim, dtype=model.dtype, device=device
+            shape.num_layers,
+            self.capacity,
+            shape.num_kv_heads,
+            shape.head_dim,
+            features=features,
+            dtype=model.dtype,
+            device=device,
         )
         allocator = PageAllocator(pages, options.page_size)
         self.books = Books(allocator, PrefixCache(allocator) if options.prefix_cache else None)
@@ -107,7 +124,7 @@ class Engine:
         self.sequence(slot).reserve(positions)
 
     def commit(self, slot: int, ids: Seq[int], drop: Seq[int] = ()) -> None:
-        """Drop nodes, commit a path of nodes, and bring their KV to the committed end.
+        """Drop nodes, commit a path of nodes, and bring their KV and features to the committed end.
 
         Raises IllegalTransition as Sequence.commit; nothing is changed then.
         """
@@ -169,24 +186,36 @@ class Engine:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, SamplingRows] | None:
         attend = partial(self._attention.run, self._attention.plan(batch.spans))
-        hidden = self.model.forward(self._integers(batch.tokens), self._integers(batch.positions), attend)
+        taps = Taps(self.taps) if self.taps else None
+        hidden = self.model.forward(self._integers(batch.tokens), self._integers(batch.positions), attend, taps)
+        if taps is not None:
+            written = [location for span in batch.spans for location in span.write]
+            self.pool.features.index_copy_(0, self._integers(written), taps.features())
         if not batch.wanted:
             return None
         if len(batch.wanted) < len(batch.tokens):
             hidden = hidden.index_select(0, self._integers(batch.wanted))
         return self.model.logits(hidden), SamplingRows.of(batch.params, batch.draws, self.device)
 
-    # -- KV in and out -------------------------------------------------------------------------
+    # -- what is kept of positions, out and in ---------------------------------------------------
+
+    @torch.inference_mode()
+    def features(self, slot: int, start: int, length: int) -> Tensor:
+        """Features of committed positions start .. start+length-1: [length, len(taps) * hidden_size] of the model's
+        dtype, a copy. Those of a position are valid when its KV is, wherever that came from."""
+        return self.pool.features.index_select(0, self._locations(slot, range(start, start + length)))
 
     @torch.inference_mode()
     def gather(self, slot: int, start: int, length: int) -> Tensor:
-        """KV of committed positions start .. start+length-1: [layers, 2, length, kv_heads, head_dim], a copy."""
+        """KV, and features if there are taps, of committed positions start .. start+length-1: see KVPool.gather."""
         return self.pool.gather(self._locations(slot, range(start, start + length)))
 
     @torch.inference_mode()
     def scatter(self, slot: int, start: int, content: Tensor) -> None:
-        """Write KV that `gather` returned on another engine to positions from `start` on, whose room is reserved."""
-        self.pool.scatter(self._locations(slot, range(start, start + content.shape[2])), content)
+        """Write what `gather` returned on another engine with the same model and taps to positions from `start` on,
+        whose room is reserved."""
+        positions = content.numel() // self.pool.width
+        self.pool.scatter(self._locations(slot, range(start, start + positions)), content)
 
     def measure(self) -> tuple[float, ...]:
         """Median time of a step of 1, 2, 4, 8, 16 rows in units of one row; empty if the pool is too small.

@@ -22,18 +22,24 @@ _CPU_SHARE = 0.25
 
 
 def pages_that_fit(
-    model: ModelConfig, options: config.Engine, max_model_len: int, dtype: torch.dtype, device: torch.device
+    model: ModelConfig,
+    options: config.Engine,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    features: int = 0,
 ) -> int:
     """Pages for the pool: as configured, or from memory, and never more than all slots can use.
 
-    Call it after the weights are loaded. Raises InvalidValue (a ConfigError) if not one page is left.
+    features: values kept of each position beside its KV. Call it after the weights are loaded. Raises InvalidValue
+    (a ConfigError) if not one page is left.
     """
     if options.num_pages is not None:
         return options.num_pages
-    position = KVPool.position_bytes(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    position = KVPool.position_bytes(model.num_layers, model.num_kv_heads, model.head_dim, dtype, features)
     one = options.pages_for(max_model_len)
     if device.type == "cuda":
-        fit = _cuda_bytes(model, options, device) // (position * options.page_size)
+        fit = _cuda_bytes(model, options, device, features) // (position * options.page_size)
     else:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         budget = min(max(_CPU_BYTES, one * options.page_size * position), int(_CPU_SHARE * memory))
@@ -43,11 +49,12 @@ def pages_that_fit(
     return min(fit, one * options.max_num_seqs)
 
 
-def _cuda_bytes(model: ModelConfig, options: config.Engine, device: torch.device) -> int:
+def _cuda_bytes(model: ModelConfig, options: config.Engine, device: torch.device, features: int) -> int:
     """What gpu_memory_utilization leaves after everything that is allocated now and a step's activations."""
     free, total = torch.cuda.mem_get_info(device)
     judged = options.max_num_seqs * (1 + options.max_scratch_nodes)
     # float32 logits, noise, and two temporaries of the truncation; inner activations of the largest step
     activations = 4 * 4 * judged * model.vocab_size
-    activations += 4 * 4 * (options.max_num_batched_tokens + judged) * (model.intermediate_size + model.hidden_size)
+    inner = model.intermediate_size + model.hidden_size + features
+    activations += 4 * 4 * (options.max_num_batched_tokens + judged) * inner
     return int(options.gpu_memory_utilization * total) - (total - free) - activations

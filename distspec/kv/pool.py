@@ -1,6 +1,7 @@
 """The tensors of the KV cache.
 
-Knows locations (page * page_size + offset) and layers. Does not know which sequence a location belongs to.
+Knows locations (page * page_size + offset), layers and features. Does not know which sequence a location belongs to,
+or what its features are for.
 """
 
 from __future__ import annotations
@@ -10,32 +11,52 @@ from torch import Tensor
 
 
 class KVPool:
-    """Keys and values of every layer.
+    """Keys and values of every layer and, where a drafter will want them, features: all that is kept of a position.
 
     data: [layers, 2, locations, kv_heads, head_dim]; layers[i] is (keys, values) of one layer, views of data.
+    features: [locations, values]; takes no memory where there are none. width: values of one position, of both.
     Locations are given as int64 [n] on the pool's device.
     """
 
     def __init__(
-        self, layers: int, locations: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        locations: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        features: int = 0,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         # Zeros, not garbage: a masked position still enters the weighted sum, and 0 * NaN is NaN.
         self.data = torch.zeros(layers, 2, locations, kv_heads, head_dim, dtype=dtype, device=device)
+        self.features = torch.zeros(locations, features, dtype=dtype, device=device)
+        self.width = layers * 2 * kv_heads * head_dim + features
         self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self.data]
 
     @staticmethod
-    def position_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes that one position takes in all layers."""
-        return layers * 2 * kv_heads * head_dim * dtype.itemsize
+    def position_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, features: int = 0) -> int:
+        """Bytes that one position takes in all layers, with its features."""
+        return (layers * 2 * kv_heads * head_dim + features) * dtype.itemsize
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy what lies at `sources` to `destinations`, all at once, so that locations may swap."""
         self.data.index_copy_(2, destinations, self.data.index_select(2, sources))
+        if self.features.numel():
+            self.features.index_copy_(0, destinations, self.features.index_select(0, sources))
 
     def gather(self, locations: Tensor) -> Tensor:
-        """[layers, 2, n, kv_heads, head_dim]: a copy of what lies there."""
-        return self.data.index_select(2, locations)
+        """A copy of what lies there, in one piece for a wire, [n * width]: the KV of all as [layers, 2, n, kv_heads,
+        head_dim], then their features as [n, values]."""
+        kv = self.data.index_select(2, locations).flatten()
+        return torch.cat((kv, self.features.index_select(0, locations).flatten())) if self.features.numel() else kv
 
     def scatter(self, locations: Tensor, content: Tensor) -> None:
-        """Write what `gather` returned, here or elsewhere."""
-        self.data.index_copy_(2, locations, content.to(self.data.device, self.data.dtype))
+        """Write what `gather` returned, here or in another pool of these layers, heads and features."""
+        layers, _, _, kv_heads, head_dim = self.data.shape
+        content = content.to(self.data.device, self.data.dtype)
+        end = content.numel() - len(locations) * self.features.shape[1]
+        self.data.index_copy_(2, locations, content[:end].view(layers, 2, -1, kv_heads, head_dim))
+        if end < content.numel():
+            self.features.index_copy_(0, locations, content[end:].view(len(locations), -1))

@@ -3,7 +3,7 @@
 Knows decoders over rows and checkpoint folders. Does not know pages, sequences, drafting or Ray.
 """
 
-from distspec.models.base import Attend, Model
+from distspec.models.base import Attend, Model, Taps
 from distspec.models.checkpoint import fingerprint, save_pretrained
 from distspec.models.config import ModelConfig, RopeScaling
 from distspec.models.llama import prefix_layers, random_model
@@ -15,6 +15,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "RopeScaling",
+    "Taps",
     "fingerprint",
     "load_model",
     "load_tokenizer",

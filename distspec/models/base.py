@@ -1,10 +1,11 @@
 """What the engine and a model ask of each other.
 
-Knows the two calls. Does not know architectures, weights, pages or backends.
+Knows the two calls and what may be read off in between. Does not know architectures, weights, pages or backends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +26,28 @@ class Attend(Protocol):
         ...
 
 
+class Taps:
+    """Reads features off one forward: the residual stream where it enters chosen layers, as EAGLE-3 draws them from a
+    low, a middle and a high layer (arXiv 2503.01840).
+
+    layers: i for what enters layer i, num_layers for what enters the final norm; in any order, repeats allowed.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._found: dict[int, Tensor] = {}
+
+    def take(self, layer: int, stream: Tensor) -> None:
+        """Called by the model before each layer and before the final norm. stream: [rows, hidden_size], which the
+        model does not write to afterwards."""
+        if layer in self.layers:
+            self._found[layer] = stream
+
+    def features(self) -> Tensor:
+        """[rows, len(layers) * hidden_size] of the model's dtype, the taps of a row one after the other."""
+        return torch.cat([self._found[layer] for layer in self.layers], dim=-1)
+
+
 class Model(Protocol):
     """A decoder over rows: it knows nothing of sequences, which only `attend` and `positions` tell apart.
 
@@ -34,8 +57,9 @@ class Model(Protocol):
     config: ModelConfig
     dtype: torch.dtype
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, taps: Taps | None = None) -> Tensor:
+        """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size];
+        taps are given what they ask for on the way."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distspec.models.base import Attend
+from distspec.models.base import Attend, Taps
 from distspec.models.config import ModelConfig, RopeScaling
 from distspec.models.product import Matrix
 
@@ -89,15 +89,19 @@ class Llama:
         # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
         self._head = Matrix(self.head.float() if self.head.device.type == "cpu" else self.head)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, taps: Taps | None = None) -> Tensor:
         """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.rope[:, positions].unsqueeze(2)  # [rows, 1, head_dim] each
         for i, layer in enumerate(self.layers):
+            if taps is not None:
+                taps.take(i, x)
             q, k, v = self._qkv(layer, self._rms(x, layer.attention_norm), cos, sin)
             x = x + layer.output(attend(i, q, k, v))
             gate, up = layer.gate_up(self._rms(x, layer.mlp_norm)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
+        if taps is not None:
+            taps.take(len(self.layers), x)
         return self._rms(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What a ticket is, and what carries it.
 
-A ticket moves the KV of some positions of one request from one worker to another. Its pages belong to it until
-it is done or closed: the source's may be read, the destination's may be written. Knows nothing of requests,
-slots or pages: reading and writing are given as functions.
+A ticket moves what is kept of some positions of one request, KV and features, from one worker to another. Its pages
+belong to it until it is done or closed: the source's may be read, the destination's may be written. Knows nothing of
+requests, slots or pages: reading and writing are given as functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """read(positions): their KV, [layers, 2, positions, kv_heads, head_dim]; called while the ticket is open only."""
+    """read(positions): what is kept of them, one tensor; called while the ticket is open only."""
 
     ticket: int
     peer: End

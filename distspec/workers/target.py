@@ -1,4 +1,4 @@
-"""A target worker's work: a desk over an engine, and the KV that goes to and comes from other workers.
+"""A target worker's work: a desk over an engine, and the KV and features that go to and come from other workers.
 
 Knows which tickets are under way. Decides nothing: the desk knows requests, the transport knows links.
 """
@@ -23,6 +23,7 @@ from distspec.protocol.messages import (
     Revoke,
     SendKV,
     TransferLost,
+    Withdraw,
 )
 from distspec.rounds.desk import Desk
 from distspec.transfer.base import End, Incoming, Outgoing, Transport, pieces
@@ -35,9 +36,6 @@ class TargetWork:
     def __init__(self, engine: Engine, desk: Desk, transport: Transport, later: Callable[[Later], None]) -> None:
         self._engine, self._desk, self._transport, self._later = engine, desk, transport, later
         self._tickets: dict[int, SendKV | ReceiveKV] = {}
-        shape = engine.model.config
-        self._kv_shape = (shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
-        self._position_bytes = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * engine.model.dtype.itemsize
 
     def receive(self, message: Message) -> Sequence[Message]:
         if isinstance(message, SendKV):
@@ -48,7 +46,7 @@ class TargetWork:
             replies = self._desk.receive(message)
             self._close(message.request)
             return replies
-        if isinstance(message, Extend | Lease | Revoke | Draft):
+        if isinstance(message, Extend | Lease | Withdraw | Revoke | Draft):
             return self._desk.receive(message)
         return [Fault(reason=f"{type(message).__name__} is nothing for a target worker")]
 
@@ -95,7 +93,7 @@ class TargetWork:
             End(message.peer, message.peer_incarnation),
             self._pieces(message),
             self._empty,
-            lambda positions, kv: self._engine.scatter(slot, positions.start, kv),
+            lambda positions, content: self._engine.scatter(slot, positions.start, content),
             lambda reason: self._later(partial(self._received, message, reason)),
         )
         self._transport.receive(ticket)
@@ -127,12 +125,11 @@ class TargetWork:
                 self._desk.lost(message, "dropped")
 
     def _pieces(self, message: SendKV | ReceiveKV) -> tuple[range, ...]:
-        return pieces(message.start, message.length, self._position_bytes)
+        return pieces(message.start, message.length, self._engine.pool.width * self._engine.model.dtype.itemsize)
 
     def _empty(self, positions: range) -> torch.Tensor:
-        layers, two, heads, size = self._kv_shape
-        shape = (layers, two, len(positions), heads, size)
-        return torch.empty(shape, dtype=self._engine.model.dtype, device=self._engine.device)
+        size = len(positions) * self._engine.pool.width
+        return torch.empty(size, dtype=self._engine.model.dtype, device=self._engine.device)
 
 
 def _lost(message: SendKV, reason: str) -> TransferLost:

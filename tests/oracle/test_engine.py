@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from distspec import config
 from distspec.engine import Engine, Segment
-from distspec.models import ModelConfig, random_model, save_pretrained
+from distspec.models import ModelConfig, Taps, random_model, save_pretrained
 from distspec.models.llama import Llama
 from distspec.protocol.messages import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, gumbel, process
@@ -41,9 +41,21 @@ def model() -> Llama:
     return random_model(SHAPE, seed=5, dtype=torch.float32, device=CPU)
 
 
-def engine(model: Llama, page_size: int, positions: int = 2048, **options: object) -> Engine:
-    made = config.Engine(page_size=page_size, num_pages=-(-positions // page_size), **options)  # type: ignore[arg-type]
-    return Engine(model, made, device=model.embedding.device)
+def engine(model: Llama, page_size: int, positions: int = 2048, taps: tuple[int, ...] = ()) -> Engine:
+    made = config.Engine(page_size=page_size, num_pages=-(-positions // page_size))
+    return Engine(model, made, device=model.embedding.device, taps=taps)
+
+
+TAPS = (2, 0)
+
+
+def assert_features(target: Engine, slot: int) -> None:
+    """What the engine kept of each committed position is what the plain model taps there."""
+    tokens = torch.tensor(target.sequence(slot).tokens, dtype=torch.int64, device=target.device)
+    taps = Taps(TAPS)
+    with torch.inference_mode():
+        target.model.forward(tokens, torch.arange(len(tokens), device=target.device), causal.Causal(), taps)
+    torch.testing.assert_close(target.features(slot, 0, len(tokens)), taps.features(), atol=1e-3, rtol=1e-3)
 
 
 def assert_drawn(model: Llama, path: list[int], token: int | None, params: SamplingParams) -> None:
@@ -128,8 +140,8 @@ def test_any_mix_of_chunks_tokens_and_trees_draws_what_plain_sequences_draw(
 
 
 def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bool) -> None:
-    """Six steps of random segments over up to five slots; each outcome is held to a plain sequence."""
-    target = engine(model, page_size)
+    """Six steps of random segments over up to five slots; each outcome and feature is held to a plain sequence."""
+    target = engine(model, page_size, taps=TAPS)
     texts: list[Text] = []
     shared = [draw.randrange(97) for _ in range(70)]
     for _ in range(6):
@@ -147,6 +159,7 @@ def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bo
                 assert_drawn(model, text.paths[node.id], token, text.params)
             text.commit(draw, segment)
             assert target.sequence(text.slot).tokens == text.tokens
+            assert_features(target, text.slot)
         target.check()
         if len(texts) > 2 and draw.random() < 0.5:
             target.close(texts.pop(draw.randrange(len(texts))).slot, keep=draw.random() < 0.8)
@@ -189,8 +202,9 @@ def test_greedy_decoding_is_that_of_transformers(model: Llama, tmp_path: Path) -
     assert text == want
 
 
-def test_kv_that_moved_to_another_engine_goes_on_there(model: Llama) -> None:
-    source, target = engine(model, 4), engine(model, 16)
+@pytest.mark.parametrize("taps", [(), TAPS])
+def test_what_moved_to_another_engine_goes_on_there(model: Llama, taps: tuple[int, ...]) -> None:
+    source, target = engine(model, 4, taps=taps), engine(model, 16, taps=taps)
     prompt = tuple(i * 11 % 97 for i in range(37))
     here = source.open(prompt, GREEDY)
     source.reserve(here, 64)
@@ -203,3 +217,6 @@ def test_kv_that_moved_to_another_engine_goes_on_there(model: Llama) -> None:
     assert first is not None
     assert torch.equal(target.gather(there, 3, 30), source.gather(here, 3, 30))
     assert_drawn(model, [*prompt, first], target.step([Segment(there, (first,))])[0].root, GREEDY)
+    assert torch.equal(target.features(there, 5, 32), source.features(here, 5, 32))
+    if taps:
+        assert_features(target, there)

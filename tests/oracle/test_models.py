@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from distspec.errors import ModelNotFound
-from distspec.models import load_model, load_tokenizer, model_folder, random_model, save_pretrained, smollm2
+from distspec.models import Taps, load_model, load_tokenizer, model_folder, random_model, save_pretrained, smollm2
 from distspec.models.llama import Llama, parameters
 from tests.causal import Causal, logits
 from tests.conftest import required
@@ -37,6 +38,23 @@ def test_every_kind_computes_what_transformers_computes(kind: str, tmp_path: Pat
     tokens = torch.randint(0, model.config.vocab_size, (200,), generator=torch.Generator().manual_seed(0)).tolist()
     reference = theirs(tmp_path)(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(logits(model, tokens), reference, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_taps_are_the_hidden_states_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Theirs are what enters each layer, then what leaves the final norm."""
+    model = random_model(KINDS[kind], seed=11, dtype=torch.float32, device=CPU)
+    save_pretrained(model, tmp_path)
+    tokens = torch.randint(0, model.config.vocab_size, (50,), generator=torch.Generator().manual_seed(0))
+    *entering, final = theirs(tmp_path)(tokens[None], output_hidden_states=True).hidden_states
+    taps = Taps((2, 0, model.config.num_layers))
+    hidden = model.forward(tokens, torch.arange(50), Causal(), taps)
+    found = torch.split(taps.features(), model.config.hidden_size, dim=1)
+    torch.testing.assert_close(found[0], entering[2][0], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(found[1], entering[0][0], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(F.rms_norm(found[2], (48,), model.norm, 1e-5), final[0], atol=2e-4, rtol=1e-4)
+    assert torch.equal(hidden, model.forward(tokens, torch.arange(50), Causal()))
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace as replace_shape
+
 import pytest
 import torch
 from msgspec.structs import replace
 
 from distspec import config
 from distspec.engine import Engine, Segment
-from distspec.errors import ConfigError, IllegalTransition, OutOfPages, OutOfSlots
+from distspec.engine.sizing import pages_that_fit
+from distspec.errors import ConfigError, IllegalTransition, InvalidValue, OutOfPages, OutOfSlots
 from distspec.models import ModelConfig, random_model
 from distspec.models.llama import Llama
 from distspec.protocol.messages import ROOT, Node, SamplingParams
@@ -122,6 +125,24 @@ def test_the_longest_request_leaves_room_for_scratch_nodes_and_the_seams(
         Engine(model, replace(options, num_pages=pages - 1), device=CPU, max_model_len=33)
     with pytest.raises(ConfigError, match=r"engine\.num_pages"):
         Engine(model, replace(options, num_pages=options.pages_for(1) - 1), device=CPU)
+
+
+def test_taps_must_be_layers_of_the_model(model: Llama) -> None:
+    engine = Engine(model, config.Engine(num_pages=8), device=CPU, taps=(0, 1))
+    slot = engine.open([1], PARAMS)
+    engine.reserve(slot, 3)
+    engine.step([Segment(slot, (5, 6))])
+    assert torch.equal(engine.features(slot, 1, 1)[0, : SHAPE.hidden_size], model.embedding[6])
+    for bad in ((-1,), (0, 2)):
+        with pytest.raises(InvalidValue, match="taps"):
+            Engine(model, config.Engine(num_pages=8), device=CPU, taps=bad)
+
+
+def test_features_leave_room_for_fewer_pages() -> None:
+    shape = replace_shape(SHAPE, num_layers=64, max_position=2**20)
+    options, longest = config.Engine(page_size=16), 2**14
+    plain, tapped = (pages_that_fit(shape, options, longest, torch.float32, CPU, width) for width in (0, 1024))
+    assert tapped == plain // 2
 
 
 def test_measuring_leaves_nothing_behind(model: Llama) -> None:
