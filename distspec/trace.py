@@ -55,6 +55,11 @@ class Trace:
         return list(self._spans)
 
 
+def newest(spans: Iterable[Span]) -> int | None:
+    """The request that began last, of those that have spans."""
+    return max((span.request for span in spans if span.request is not None), default=None)
+
+
 def lanes(spans: Iterable[Span]) -> list[tuple[Span, int]]:
     """Spans by time, each with a lane of its track, from 0, in which none overlaps another."""
     ends: dict[str, list[float]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ import typer
 from distspec.cli.options import Overrides
 
 if TYPE_CHECKING:
+    from distspec.trace import Span
     from distspec.workers.fleet import FleetHandle
 
 Name = Annotated[
@@ -85,19 +86,53 @@ def status(name: Name = None, address: RunningAddress = "auto") -> None:
 
 
 def trace(
-    out: Annotated[Path, typer.Option(help="File to write, for ui.perfetto.dev.")],
+    out: Annotated[
+        list[Path],
+        typer.Option(help="A .png to draw one request in, or a .json for ui.perfetto.dev; may be given twice."),
+    ],
+    request: Annotated[
+        int | None,
+        typer.Option(
+            help="The request's number, as `status` shows it. Without it, the newest in a .png and all in a .json.",
+            show_default=False,
+        ),
+    ] = None,
     name: Name = None,
     address: RunningAddress = "auto",
 ) -> None:
-    """Where the time of a running fleet went, as a Perfetto trace."""
+    """Where the time of a running fleet went, and which of its work was kept."""
     import asyncio
 
-    from distspec.trace import write
-
+    for path in out:
+        if path.suffix not in (".png", ".json"):
+            raise typer.BadParameter(f"{path}: need a file that ends in .png or .json", param_hint="--out")
     with _attached(name, address) as fleet:
         spans = asyncio.run(fleet.trace())
-    write(spans, out)
-    typer.echo(f"{len(spans)} spans -> {out}")
+    for path in out:
+        typer.echo(_write_trace(spans, request, path))
+
+
+def _write_trace(spans: Sequence[Span], request: int | None, path: Path) -> str:
+    """Write the file; returns what it shows. Raises DistspecError if nothing is known of the request."""
+    from distspec.errors import DistspecError
+    from distspec.trace import newest, write
+
+    is_picture = path.suffix == ".png"
+    if is_picture and request is None:
+        request = newest(spans)
+    shown = [span for span in spans if request is None or span.request == request]
+    if not shown and (is_picture or request is not None):
+        known = {span.request for span in spans if span.request is not None}
+        there = f"{min(known)} to {max(known)}" if known else "none"
+        asked = "any request" if request is None else f"request {request}"
+        raise DistspecError(f"nothing is traced of {asked}; requests that are: {there}")
+    if is_picture:
+        from distspec.bench.timeline import draw
+
+        draw(shown, path)
+    else:
+        write(shown, path)
+    return f"{len(shown)} spans{f' of request {request}' if request is not None else ''} -> {path}"
 
 
 @contextmanager

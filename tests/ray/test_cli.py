@@ -132,8 +132,9 @@ def test_status_and_trace(server: Server, tmp_path: Path) -> None:
     status = server.run("status")
     assert status.returncode == 0, status.stderr
     assert all(worker in status.stdout for worker in ("prefill:0", "decode:0", "verify:0", "draft:0"))
-    trace = server.run("trace", "--out", str(tmp_path / "trace.json"))
+    trace = server.run("trace", "--out", str(tmp_path / "trace.json"), "--out", str(tmp_path / "life.png"))
     assert trace.returncode == 0, trace.stderr
+    assert (tmp_path / "life.png").read_bytes().startswith(b"\x89PNG")
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert names >= {"prefill", "decode"}
 

@@ -48,12 +48,20 @@ def test_check_names_the_key_at_fault(args: list[str], says: str) -> None:
     assert not done.stdout
 
 
-@pytest.mark.parametrize("args", [["--help"], ["serve", "--help"], ["generate", "--help"], ["check", "local"]])
+def test_trace_takes_no_file_that_it_cannot_write() -> None:
+    done = run("trace", "--out", "life.png", "--out", "life.gif")
+    assert done.returncode == 2
+    assert "life.gif: need a file that ends in .png or .json" in done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["serve", "--help"], ["trace", "--help"], ["check", "local"]])
 def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
     code = (
         "import sys\nfrom distspec.cli import main\n"
         "try:\n    main()\n"
-        "finally:\n    print('heavy:', sorted({'ray', 'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
+        "finally:\n"
+        "    heavy = {'ray', 'torch', 'transformers', 'fastapi', 'matplotlib'}\n"
+        "    print('heavy:', sorted(heavy & set(sys.modules)))"
     )
     done = run(*args, code=code)
     assert "heavy: []" in done.stdout, done.stdout + done.stderr
