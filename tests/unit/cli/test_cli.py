@@ -54,7 +54,9 @@ def test_trace_takes_no_file_that_it_cannot_write() -> None:
     assert "life.gif: need a file that ends in .png or .json" in done.stderr
 
 
-@pytest.mark.parametrize("args", [["--help"], ["serve", "--help"], ["trace", "--help"], ["check", "local"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["serve", "--help"], ["generate", "--help"], ["trace", "--help"], ["check", "local"]]
+)
 def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
     code = (
         "import sys\nfrom distspec.cli import main\n"
