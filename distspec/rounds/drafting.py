@@ -142,7 +142,7 @@ class DraftDesk:
     def forget(self, request: int) -> bool:
         """Free everything of a request; whether there was anything."""
         self._turns.pop(request, None)
-        for drafter in set(self._drafters):
+        for drafter in self._drafters:
             drafter.forget(request)
         return self._texts.pop(request, None) is not None
 
