@@ -1,0 +1,348 @@
+"""Workers whose steps take the time of a curve: they keep lengths and trees, and no pages.
+
+A step takes up what is ready when it begins and answers when it ends. Knows messages, and the synthetic target and
+drafter. Does not know the coordinator's state, nor what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from msgspec import structs
+
+from distspec import synthetic
+from distspec.protocol.messages import (
+    ROOT,
+    Draft,
+    Drafted,
+    Drop,
+    Extend,
+    Freed,
+    FromWorker,
+    Lease,
+    Progress,
+    Received,
+    ReceiveKV,
+    SamplingParams,
+    SendKV,
+    Shape,
+    Verdict,
+    Withdraw,
+    finish_reason,
+)
+from distspec.sim.violation import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticModel:
+    """odds: how often the drafter's first, second... guess is right."""
+
+    vocab: int
+    odds: tuple[float, ...]
+
+    def outcome(self, params: SamplingParams, position: int, last: int) -> int:
+        """The token after `last`, which stands at `position`."""
+        return synthetic.outcome(params.seed, params.choice, position + 1, last, self.vocab)
+
+    def guesses(self, params: SamplingParams, position: int, last: int, topk: int) -> list[int]:
+        return synthetic.guesses(params.seed, params.choice, position + 1, last, self.vocab, self.odds, topk)
+
+
+# -- target ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request on a target: its committed text by length and last token, its nodes as (position, token)."""
+
+    params: SamplingParams
+    length: int = 0
+    last: int = -1
+    nodes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    withdrawn: set[int] = field(default_factory=set)
+    works: deque[Extend] = field(default_factory=deque)
+    lease: Lease | None = None
+    emitted: int = 0
+    awaiting: int | None = None
+
+
+class TimedTarget:
+    """Continuous batching: a step takes the oldest work of every request that has one, and a round of every lease.
+
+    packets: KV to send, as (peer, request, ticket). rows: computed so far; nodes: those of drafted tokens.
+    """
+
+    def __init__(self, name: str, model: SyntheticModel) -> None:
+        self.name, self.model = name, model
+        self.open: dict[int, _Open] = {}
+        self.packets: list[tuple[str, int, int]] = []
+        self.early: set[int] = set()
+        self.nodes = 0
+
+    def handle(self, message: object) -> list[FromWorker]:
+        """Take one message; replies that need no step."""
+        match message:
+            case Extend() | Lease():
+                self._take(message)
+            case Withdraw():
+                self._withdraw(message)
+            case Drop():
+                if self.open.pop(message.request, None) is not None:
+                    return [Freed(request=message.request, epoch=message.epoch)]
+            case SendKV():
+                if message.length > self.open[message.request].length:
+                    raise Violation(f"{self.name}: KV of {message.length} tokens wanted that are not computed")
+                self.packets.append((message.peer, message.request, message.ticket))
+            case ReceiveKV():
+                entry = self.open[message.request] = _Open(message.params, message.length, message.tokens[-1])
+                entry.awaiting = message.ticket
+                return self._arrived(message.request) if message.ticket in self.early else []
+            case _:
+                raise Violation(f"{self.name} got {type(message).__name__}")
+        return []
+
+    def received(self, request: int, ticket: int) -> list[FromWorker]:
+        """KV is here, perhaps before anybody said that it would come."""
+        self.early.add(ticket)
+        entry = self.open.get(request)
+        return self._arrived(request) if entry is not None and entry.awaiting == ticket else []
+
+    def begin(self) -> tuple[int, list[FromWorker]]:
+        """Take up what is ready: rows of the step (0: nothing is), and what is to be said when it ends."""
+        rows, replies = 0, list[FromWorker]()
+        for entry in list(self.open.values()):
+            if entry.works:
+                work = entry.works.popleft()
+                verdict = self._judge(entry, work)
+                rows += len(work.tokens) + len(work.nodes)
+                self.nodes += len(work.nodes)
+                replies.append(verdict)
+            elif entry.lease is not None:
+                rows += 1
+                replies.append(self._round(entry, entry.lease))
+        return rows, replies
+
+    def _take(self, message: Extend | Lease) -> None:
+        entry = self.open.get(message.request)
+        if entry is None:
+            if message.params is None or message.start:
+                raise Violation(f"{self.name}: request {message.request} is not open")
+            entry = self.open[message.request] = _Open(message.params)
+        if entry.awaiting is not None:
+            raise Violation(f"{self.name}: work on KV that has not arrived")
+        if isinstance(message, Extend):
+            entry.works.append(message)
+            return
+        if message.shape is not None:
+            raise Violation(f"{self.name} has no drafter of its own")
+        self._append(entry, message.start, message.tokens, message.commit)
+        entry.lease, entry.emitted = message, message.emitted
+
+    def _withdraw(self, message: Withdraw) -> None:
+        """Leave out the nodes of work that waits."""
+        entry = self.open[message.request]
+        for i, work in enumerate(entry.works):
+            if work.task in message.tasks:
+                entry.withdrawn.update(node.id for node in work.nodes)
+                entry.works[i] = structs.replace(work, nodes=())
+
+    def _arrived(self, request: int) -> list[FromWorker]:
+        entry = self.open[request]
+        ticket, entry.awaiting = entry.awaiting, None
+        assert ticket is not None
+        self.early.discard(ticket)
+        return [Received(request=request, epoch=0, ticket=ticket)]
+
+    def _append(self, entry: _Open, start: int, tokens: Sequence[int], commit: Sequence[int]) -> None:
+        for node in commit:
+            _, entry.last = entry.nodes.pop(node)
+            entry.length += 1
+        if entry.length != start:
+            raise Violation(f"{self.name}: work at {start}, committed {entry.length}")
+        entry.length += len(tokens)
+        entry.last = tokens[-1] if tokens else entry.last
+
+    def _judge(self, entry: _Open, work: Extend) -> Verdict:
+        self._append(entry, work.start, work.tokens, work.commit)
+        for node in work.drop:
+            if node not in entry.withdrawn:
+                del entry.nodes[node]
+            entry.withdrawn.discard(node)
+        outcomes = []
+        if work.tokens:
+            outcomes.append((ROOT, self.model.outcome(entry.params, entry.length - 1, entry.last)))
+        for one in work.nodes:
+            position = entry.length if one.parent == ROOT else entry.nodes[one.parent][0] + 1
+            entry.nodes[one.id] = position, one.token
+            outcomes.append((one.id, self.model.outcome(entry.params, position, one.token)))
+        return Verdict(request=work.request, epoch=work.epoch, task=work.task, outcomes=tuple(outcomes))
+
+    def _round(self, entry: _Open, lease: Lease) -> Progress:
+        """One token of plain decoding."""
+        token = self.model.outcome(entry.params, entry.length - 1, entry.last)
+        start, entry.emitted = entry.emitted, entry.emitted + 1
+        entry.length, entry.last = entry.length + 1, token
+        ended = finish_reason(entry.params, entry.emitted, token)
+        if ended:
+            entry.lease = None
+        return Progress(
+            request=lease.request,
+            epoch=lease.epoch,
+            start=start,
+            tokens=(token,),
+            drafted=(0,),
+            accepted=(0,),
+            ended=ended,
+        )
+
+
+# -- drafter ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """worth: log of how likely the path is. position: in the text."""
+
+    token: int
+    parent: int
+    position: int
+    worth: float
+    score: float = 0.0
+    children: list[int] = field(default_factory=list)
+
+
+class Sapling:
+    """The tree below the end of one text. The best of those without children are found in a heap: what is committed
+    changes the worth of all that live by the same factor, so their order stays."""
+
+    def __init__(self) -> None:
+        self.root = 0
+        self.nodes = {0: _Leaf(-1, -1, -1, 0.0)}
+        self._open: list[tuple[float, int]] = []
+        self._next = 1
+
+    def append(self, token: int) -> None:
+        """The text goes on with this token; what does not is forgotten."""
+        old = self.nodes[self.root]
+        heir = next((child for child in old.children if self.nodes[child].token == token), None)
+        if heir is None:
+            self.root, self._next = self._next, self._next + 1
+            self.nodes = {self.root: _Leaf(token, -1, old.position + 1, 0.0)}
+            self._open = [(0.0, self.root)]
+            return
+        dead = [child for child in old.children if child != heir]
+        for id in dead:
+            dead.extend(self.nodes.pop(id).children)
+        del self.nodes[self.root]
+        self.root = heir
+
+    def frontier(self, shape: Shape) -> list[int]:
+        """The best nodes without children: at most shape.width, as far as shape.nodes and shape.depth leave room."""
+        room, picked, deep = shape.nodes - len(self.nodes) + 1, list[int](), list[tuple[float, int]]()
+        lowest = self.nodes[self.root].position + shape.depth
+        while self._open and room > 0 and len(picked) < shape.width:
+            entry = heappop(self._open)
+            if entry[1] not in self.nodes:
+                continue
+            if self.nodes[entry[1]].position >= lowest:
+                deep.append(entry)
+                continue
+            picked.append(entry[1])
+            room -= shape.topk
+        for entry in deep:
+            heappush(self._open, entry)
+        return picked
+
+    def expand(self, id: int, tokens: Sequence[int], shape: Shape, odds: Sequence[float]) -> None:
+        """Give a node its children, best first, as far as there is room. odds: how often they are right."""
+        node = self.nodes[id]
+        for rank, token in enumerate(tokens[: max(0, shape.nodes - len(self.nodes) + 1)]):
+            child, self._next = self._next, self._next + 1
+            score = _log(rank, odds)
+            worth = node.worth + (_log(rank, shape.odds) if shape.odds else score)
+            self.nodes[child] = _Leaf(token, id, node.position + 1, worth, score)
+            node.children.append(child)
+            heappush(self._open, (-worth, child))
+
+    def drafted(self, message: Draft) -> Drafted:
+        ids = [id for id in self.nodes if id != self.root]
+        index = {self.root: ROOT} | {id: i for i, id in enumerate(ids)}
+        return Drafted(
+            request=message.request,
+            epoch=message.epoch,
+            task=message.task,
+            base=self.nodes[self.root].position + 1,
+            tokens=tuple(self.nodes[id].token for id in ids),
+            parents=tuple(index[self.nodes[id].parent] for id in ids),
+            scores=tuple(self.nodes[id].score for id in ids),
+        )
+
+
+class TimedDrafter:
+    """Slices: a step expands the frontier of every request that waits; those whose steps are done are answered."""
+
+    def __init__(self, name: str, model: SyntheticModel) -> None:
+        self.name, self.model = name, model
+        self.open: dict[int, tuple[SamplingParams, Sapling]] = {}
+        self.inbox: list[Draft | Drop] = []
+        self.waiting: dict[int, tuple[Draft, int]] = {}
+
+    def handle(self, message: object) -> list[FromWorker]:
+        if not isinstance(message, Draft | Drop):
+            raise Violation(f"{self.name} got {type(message).__name__}")
+        self.inbox.append(message)
+        return []
+
+    def begin(self) -> tuple[int, list[FromWorker]]:
+        """As TimedTarget.begin. New drafts are taken up between steps, a request's last one counts."""
+        replies = list[FromWorker]()
+        for message in self.inbox:
+            if isinstance(message, Draft):
+                self._take(message)
+            elif self.open.pop(message.request, None) is not None:
+                self.waiting.pop(message.request, None)
+                replies.append(Freed(request=message.request, epoch=message.epoch))
+        self.inbox.clear()
+        rows, waiting = 0, self.waiting
+        self.waiting = {}
+        for number, (message, left) in waiting.items():
+            new = self._grow(number, message.shape)
+            rows += new
+            if left > 1 and new:
+                self.waiting[number] = message, left - 1
+            else:
+                replies.append(self.open[number][1].drafted(message))
+        return rows, replies
+
+    def _take(self, message: Draft) -> None:
+        if message.request not in self.open:
+            if message.params is None:
+                raise Violation(f"{self.name}: request {message.request} is not open")
+            self.open[message.request] = message.params, Sapling()
+        sapling = self.open[message.request][1]
+        if sapling.nodes[sapling.root].position + 1 != message.keep:
+            raise Violation(f"{self.name}: told to keep {message.keep} tokens")
+        for token in message.tokens:
+            sapling.append(token)
+        self.waiting.pop(message.request, None)
+        self.waiting[message.request] = message, message.shape.steps
+
+    def _grow(self, number: int, shape: Shape) -> int:
+        """One step of one tree; how many nodes were expanded."""
+        params, sapling = self.open[number]
+        chosen = sapling.frontier(shape)
+        for id in chosen:
+            node = sapling.nodes[id]
+            tokens = self.model.guesses(params, node.position, node.token, shape.topk)
+            sapling.expand(id, tokens, shape, self.model.odds)
+        return len(chosen)
+
+
+def _log(rank: int, odds: Sequence[float]) -> float:
+    """Of how likely a guess of this rank is right; further ranks halve."""
+    share = odds[rank] if rank < len(odds) else odds[-1] / 2 ** (rank - len(odds) + 1)
+    return math.log(max(share, 1e-9))

@@ -1,0 +1,52 @@
+"""Synthetic acceptance: a target and a drafter that are hashes, so that guesses are right as often as one says.
+
+For benchmarks on random weights and for simulation. The token after a text depends on the request, the position and
+the token before it alone; the drafter's r-th guess is that token with probability odds[r]. Knows integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MASK = (1 << 64) - 1
+_OUTCOME, _RANK, _WRONG = 1, 2, 3
+
+
+def outcome(seed: int, choice: int, position: int, last_token: int, vocab: int) -> int:
+    """The target's token at `position` after `last_token`, in 0 .. vocab-1."""
+    return _hash(_OUTCOME, seed, choice, position, last_token) % vocab
+
+
+def guesses(
+    seed: int, choice: int, position: int, last_token: int, vocab: int, odds: Sequence[float], topk: int
+) -> list[int]:
+    """The drafter's best min(topk, vocab-1) guesses of that token, the best first, all different.
+
+    odds[r]: how often the r-th is right; their sum is at most 1. Fewer guesses are a prefix of more.
+    """
+    right = outcome(seed, choice, position, last_token, vocab)
+    rank = _rank(_hash(_RANK, seed, choice, position, last_token), odds)
+    wrong = _hash(_WRONG, seed, choice, position, last_token)
+    others = vocab - 1
+    return [right if r == rank else (right + 1 + (wrong + r) % others) % vocab for r in range(min(topk, others))]
+
+
+def _rank(uniform: int, odds: Sequence[float]) -> int:
+    """Which guess is right, by a number that is uniform in 64 bits; len(odds): none."""
+    point, below = uniform / 2**64, 0.0
+    for rank, share in enumerate(odds):
+        below += share
+        if point < below:
+            return rank
+    return len(odds)
+
+
+def _hash(*parts: int) -> int:
+    """64 bits, each part mixed in by the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    state = 0
+    for part in parts:
+        state = (state + part + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
