@@ -27,7 +27,10 @@ class _Node:
 
 
 class Sprout:
-    """Nodes by id; ids are never used again. ROOT is the end of the text, whatever it is at the moment."""
+    """Nodes by id; ids are never used again. ROOT is the end of the text, whatever it is at the moment.
+
+    Nothing grows below a stop token that was guessed. One that the text itself ends with did not stop it.
+    """
 
     def __init__(self) -> None:
         self._next = 0
@@ -49,6 +52,9 @@ class Sprout:
 
     def parent(self, id: int) -> int:
         return self._nodes[id].parent
+
+    def score(self, id: int) -> float:
+        return self._nodes[id].score
 
     def children(self, id: int) -> Sequence[int]:
         return self._nodes[id].children
@@ -124,6 +130,7 @@ class Sprout:
         """Make `root` (None: a fresh one) the end of the text; the ids that are gone and not `kept`."""
         old = self._nodes
         fresh = root or _Node(-1, ROOT, 0, 0.0, ends=False)
+        fresh.ends = False
         self._nodes = {ROOT: fresh}
         alive = set(fresh.children)
         for id, node in old.items():
