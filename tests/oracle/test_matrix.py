@@ -245,7 +245,10 @@ def check_that_all_took_part(cell: Cell, fleet: Fleet) -> None:
     assert (seen["decode", "Drafted"] > 0) == (driven and cell.colocated)
     assert (seen["draft", "Drafted"] > 0) == (driven and not cell.colocated)
     assert (seen["verify", "Verdict"] > 0) == (driven and cell.verifiers > 0)
-    assert (accepted > 0) == (cell.policy != "ar" and (cell.drafter != "wrong" or cell.tree != "chain"))
+    if cell.drafter != "wrong":
+        assert (accepted > 0) == (cell.policy != "ar")
+    elif cell.tree == "chain" and cell.policy in ("ar", "sd", "pearl", "dsi"):
+        assert not accepted  # of a tree that is never right first, another guess may be
     assert any(s.usage.cached_tokens for s in fleet.streams.values() if s.usage)
 
 
