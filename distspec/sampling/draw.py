@@ -98,12 +98,24 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
 def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]:
     """The tokens that a drafter takes for likeliest to be drawn, the best first: the first is what `draw` gives.
 
-    Arguments as `draw`. Returns tokens int64 [rows, most] and scores float32 [rows, most]: their logarithmic share of
-    the perturbed scores log q + G, since a target that draws with the same noise differs only in its log p.
+    Arguments as `draw`; most <= vocab. Returns tokens int64 [rows, most] and scores float32 [rows, most]: their
+    logarithmic share of the perturbed scores log q + G, since a target that draws with the same noise differs only in
+    its log p. What truncation forbids follows, by probability: the target's own truncation may allow it.
     """
-    scores = torch.log_softmax(_perturbed(logits, rows), dim=-1)
-    top = scores.topk(most, dim=-1)
+    scores = _perturbed(logits, rows)
+    if rows.max_top_k or rows.any_top_p or rows.any_min_p:
+        scores = _append_forbidden(scores, logits, rows)
+    top = torch.log_softmax(scores, dim=-1).topk(most, dim=-1)
     return top.indices, top.values
+
+
+def _append_forbidden(scores: Tensor, logits: Tensor, rows: SamplingRows) -> Tensor:
+    """float32 [rows, vocab]: `scores` with finite ones, a clear step below the others, in place of -inf."""
+    forbidden = scores == -torch.inf
+    rest = logits / rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
+    last = scores.masked_fill(forbidden, torch.inf).amin(dim=-1)
+    first = rest.masked_fill(~forbidden, -torch.inf).amax(dim=-1)
+    return torch.where(forbidden, rest + (last - first - 1).clamp(max=0)[:, None], scores)
 
 
 def process(logits: Tensor, rows: SamplingRows) -> Tensor:

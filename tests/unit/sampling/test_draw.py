@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from distspec.protocol.messages import SamplingParams
-from distspec.sampling import SamplingRows, draw, process
+from distspec.sampling import GREEDY_BELOW, SamplingRows, best, draw, gumbel, process
 
 CPU = torch.device("cpu")
 
@@ -140,3 +140,55 @@ def test_coupled_draws_agree_far_more_often_than_independent_ones() -> None:
     total_variation = 0.5 * float((p.softmax(-1) - q.softmax(-1)).abs().sum())
     # Gumbel coupling agrees with probability at least (1 - d) / (1 + d) (arXiv 2408.07978)
     assert float(agree) > (1 - total_variation) / (1 + total_variation) - 0.03
+
+
+def ranked(logits: torch.Tensor, params: SamplingParams, position: int) -> list[int]:
+    """Tokens of one row as a drafter should rank them, by the definition: what may be drawn by log q + G, the rest by
+    log q."""
+    if params.temperature < GREEDY_BELOW:
+        return sorted(range(len(logits)), key=lambda token: -float(logits[token]))
+    rows = SamplingRows.of([params], [position], CPU)
+    kept = process(logits[None], rows)[0]
+    noisy = kept + gumbel(rows.seed, rows.choice, rows.position, len(logits))[0]
+    return sorted(
+        range(len(logits)),
+        key=lambda token: (not kept[token].isfinite(), -float((noisy if kept[token].isfinite() else logits)[token])),
+    )
+
+
+@settings(max_examples=100)
+@given(st.lists(parameters, min_size=1, max_size=4), st.integers(1, 50), st.integers(0, 2**20))
+def test_guesses_are_ranked_by_what_would_be_drawn(params: list[SamplingParams], most: int, seed: int) -> None:
+    """Whatever is in the batch, the first guess is the draw, and an own nucleus never makes the others arbitrary."""
+    logits = random_logits(len(params), 50, seed)
+    rows = SamplingRows.of(params, range(len(params)), CPU)
+    tokens, scores = best(logits, rows, most)
+    assert tokens[:, 0].tolist() == draw(logits, rows).tolist()
+    for row, param in enumerate(params):
+        assert tokens[row].tolist() == ranked(logits[row], param, row)[:most]
+    assert bool(scores.isfinite().all())
+    assert bool((scores[:, :-1] >= scores[:, 1:]).all())
+
+
+def test_scores_of_guesses_are_their_share_of_all_tokens() -> None:
+    logits = random_logits(2, 9, 5)
+    params = [SamplingParams(max_tokens=1, temperature=0.0), SamplingParams(max_tokens=1, temperature=0.5, seed=8)]
+    tokens, scores = best(logits, SamplingRows.of(params, [3, 4], CPU), 9)
+    assert scores.exp().sum(dim=-1).tolist() == pytest.approx([1.0, 1.0])
+    alone = SamplingRows.of(params[1:], [4], CPU)
+    noisy = logits[1] / 0.5 + gumbel(alone.seed, alone.choice, alone.position, 9)[0]
+    want = torch.stack([logits[0].log_softmax(-1), noisy.log_softmax(-1)]).gather(1, tokens)
+    assert torch.allclose(scores, want, atol=1e-5)
+
+
+def test_a_drafter_with_trees_covers_more_of_a_narrow_target_than_chance() -> None:
+    """What the drafter's own nucleus leaves out is still guessed in the order of its probability."""
+    count, vocab = 500, 40
+    p = random_logits(count, vocab, 1)
+    q = p + random_logits(count, vocab, 2, scale=1.0)
+    rows = SamplingRows.of([SamplingParams(max_tokens=1, seed=9, top_k=1)] * count, range(count), CPU)
+    drawn = draw(p, rows)[:, None]
+    tokens, _ = best(q, rows, 3)
+    hits = (tokens == drawn).double().mean(dim=0)
+    assert float(hits[1]) > 4 / vocab
+    assert float(hits[0]) > float(hits[1]) > float(hits[2]) > 1 / vocab
