@@ -155,16 +155,21 @@ class StandaloneDrafter:
         return True
 
     def _segment(self, text: _Text, most: int) -> Segment | None:
-        """What this text computes next, in at most so many rows; None if its turn is over."""
+        """What this text computes next, in at most so many rows; None if its turn is over, or must wait for a step
+        with room for a whole frontier."""
         if text.slot is None or not text.steps:
             return None
         frontier = text.tree.frontier(text.shape)
+        if not frontier:
+            return None
         if text.pending:
             tokens = tuple(text.pending)[:most]
-            return Segment(text.slot, tokens, want=bool(frontier) and len(tokens) == len(text.pending))
-        frontier = frontier[: max(0, min(most, self._room - len(text.computed)))]
-        nodes = tuple(Node(id=node, parent=text.tree.parent(node), token=text.tree.token(node)) for node in frontier)
-        return Segment(text.slot, (), nodes) if nodes else None
+            return Segment(text.slot, tokens, want=len(tokens) == len(text.pending))
+        frontier = frontier[: max(0, min(self._budget, self._room - len(text.computed)))]
+        if not 0 < len(frontier) <= most:
+            return None
+        nodes = (Node(id=node, parent=text.tree.parent(node), token=text.tree.token(node)) for node in frontier)
+        return Segment(text.slot, (), tuple(nodes))
 
     def _reserve(self, text: _Text, positions: int, busy: Sequence[_Text]) -> bool:
         """Pages for a segment; a text that gets none, even with the idle ones closed, is closed itself."""

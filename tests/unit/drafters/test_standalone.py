@@ -1,147 +1,337 @@
-"""A drafter with a model of its own: what it proposes depends on the text alone, not on how it got there."""
+"""A drafter with a model of its own: what it proposes depends on the text and on how its tree was grown, not on
+pages, slots, batches or what was computed before."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from distspec import drafters
 from distspec.config import load
 from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
-from distspec.engine import Outcome, Segment
+from distspec.engine import Segment
 from distspec.errors import ConfigError, IllegalTransition
 from distspec.models import random_model, save_pretrained
-from distspec.protocol.messages import SamplingParams
-from tests.desks import CPU, GREEDY, SEEDED, SHAPE, engine, model, next_token
+from distspec.protocol.messages import SamplingParams, Shape
+from distspec.sampling import SamplingRows, best
+from tests.causal import logits
+from tests.desks import CPU, GREEDY, SEEDED, SHAPE, engine, model
+from tests.growth import Growth, Path, paths
 
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
+NARROW = SamplingParams(max_tokens=99, seed=4, temperature=0.7, top_p=0.4, stop_token_ids=(0,))
 
 
-def drafter(page_size: int = 4, num_pages: int | None = None, slots: int = 8, budget: int = 16) -> StandaloneDrafter:
+def drafter(
+    page_size: int = 4, num_pages: int | None = None, slots: int = 8, budget: int = 16, scratch: int = 64
+) -> StandaloneDrafter:
     of = engine(page_size, num_pages, slots)
-    return StandaloneDrafter(of, max_num_batched_tokens=budget, max_model_len=SHAPE.max_position)
+    return StandaloneDrafter(
+        of, max_num_batched_tokens=budget, max_scratch_nodes=scratch, max_model_len=SHAPE.max_position
+    )
 
 
-def expected(text: Sequence[int], count: int, params: SamplingParams = GREEDY) -> Proposal:
-    tokens: list[int] = []
-    for _ in range(count):
-        tokens.append(next_token(model(), (*text, *tokens), params))
-        if tokens[-1] in params.stop_token_ids:
-            break
-    return Proposal.chain(tokens)
+def chain(steps: int) -> Shape:
+    return Shape(steps=steps)
 
 
-pieces = st.lists(st.integers(0, SHAPE.vocab_size - 1), max_size=6)
-followed = st.integers(0, 5)
-edits = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1), followed, pieces, st.integers(0, 4)), max_size=12)
+@cache
+def guesses(text: Path, params: SamplingParams) -> list[tuple[int, float]]:
+    """All tokens as the model ranks them after `text`: one dense sequence, no pages, no cache, no batch."""
+    rows = SamplingRows.of([params], [len(text)], CPU)
+    tokens, scores = best(logits(model(), list(text))[-1:], rows, SHAPE.vocab_size)
+    return list(zip(tokens[0].tolist(), scores[0].tolist(), strict=True))
 
 
-@settings(deadline=None)
-@given(edits, st.sampled_from([1, 4, 16]), st.integers(1, 3), st.sampled_from([1, 3, 16]))
-def test_a_proposal_is_the_models_own_continuation_whatever_came_before(
-    turns: list[tuple[int, float, int, list[int], int]], page_size: int, slots: int, budget: int
+class Book:
+    """What a drafter should propose for one request, by the book, and what it has to compute for that.
+
+    rows: positions computed in the last turn. behind: last tokens of the text that no turn needed yet.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.text: Path = ()
+        self.params = params
+        self.growth = Growth(lambda path: guesses(self.text + path, params), params.stop_token_ids)
+        self.behind = 0
+        self.rows = 0
+
+    def turn(self, keep: int, tokens: Sequence[int], shape: Shape) -> Proposal:
+        known, self.text = self.text, (*self.text[:keep], *tokens)
+        self.follow(self.text[len(known) :]) if self.text[: len(known)] == known else self.restart()
+        shape = structs.replace(shape, depth=min(shape.depth, SHAPE.max_position - len(self.text)))
+        grown = [path for _ in range(shape.steps) for path in self.growth.grow(shape)]
+        self.rows = sum(path != () for path in grown)
+        if grown:
+            self.rows += self.behind
+            self.behind = 0
+        return self.growth.proposal()
+
+    def follow(self, tail: Path) -> None:
+        self.behind += sum(tail[:end] not in self.growth.expanded for end in range(1, len(tail) + 1))
+        self.growth.follow(tail)
+
+    def restart(self) -> None:
+        self.growth.clear()
+        self.behind = len(self.text)
+
+
+def expected(text: Sequence[int], shape: Shape, params: SamplingParams = GREEDY) -> Proposal:
+    return Book(params).turn(0, text, shape)
+
+
+def assert_same(got: Proposal, want: Proposal) -> None:
+    """The same tree; scores but for what another order of float sums makes of them."""
+    assert (got.tokens, got.parents) == (want.tokens, want.parents)
+    assert got.scores == pytest.approx(want.scores, abs=1e-4)
+
+
+def propose(subject: StandaloneDrafter, *rows: DraftRow) -> list[Proposal]:
+    """As propose; every page has its holders afterwards, and no text more than it may have."""
+    proposals = subject.propose(rows)
+    subject.check()
+    page = subject._engine.page_size
+    for text in subject._texts.values():
+        if text.slot is None:
+            assert len(text.tree) == 0
+            continue
+        held = subject._engine.sequence(text.slot)
+        assert held.tokens == text.tokens[: len(text.tokens) - len(text.pending)]
+        assert set(held.nodes) == text.computed
+        assert all(held.token(id) == text.tree.token(id) for id in held.nodes)
+        assert len(held.nodes) <= subject._room
+        assert len(held.pages) <= ceil((len(text.tokens) + subject._room) / page)
+    return proposals
+
+
+@dataclass
+class Counter:
+    """Rows that an engine computes."""
+
+    rows: int = 0
+
+    def watch(self, subject: StandaloneDrafter) -> None:
+        guess = subject._engine.guess
+
+        def counted(segments: Sequence[Segment], most: int) -> object:
+            self.rows += sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+            return guess(segments, most)
+
+        subject._engine.guess = counted  # type: ignore[assignment, method-assign]
+
+    def take(self) -> int:
+        rows, self.rows = self.rows, 0
+        return rows
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, NARROW], ids=["greedy", "seeded", "narrow"])
+@pytest.mark.parametrize("odds", [(), (0.6, 0.25, 0.1)], ids=["dynamic", "static"])
+@pytest.mark.parametrize("topk", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_equals_dense_growth_and_goes_on_from_every_node(
+    params: SamplingParams, odds: tuple[float, ...], topk: int, width: int
+) -> None:
+    """Whichever node the text follows to, what is below it is kept and grows on; nothing of it is computed twice."""
+    counter = Counter()
+    subject = drafter()
+    counter.watch(subject)
+    for steps in (1, 2, 4):
+        shape = Shape(steps=steps, topk=topk, width=width, nodes=20, odds=odds)
+        ends = len(paths(expected(TEXT, shape, params)))
+        for request in range(min(ends, 8)):
+            book = Book(params)
+            [first] = propose(subject, DraftRow(request, 0, TEXT, shape, params))
+            assert_same(first, book.turn(0, TEXT, shape))
+            counter.take()
+            tail = paths(first)[request]
+            [second] = propose(subject, DraftRow(request, len(TEXT), tail, shape, params))
+            assert_same(second, book.turn(len(TEXT), tail, shape))
+            assert counter.take() == book.rows
+            subject.forget(request)
+
+
+shapes = st.builds(
+    Shape,
+    steps=st.integers(0, 3),
+    topk=st.integers(1, 3),
+    width=st.integers(1, 3),
+    nodes=st.integers(1, 16),
+    depth=st.integers(0, 5),
+    odds=st.sampled_from([(), (0.6, 0.25, 0.1)]),
+)
+pieces = st.lists(st.integers(0, SHAPE.vocab_size - 1), max_size=4)
+turns = st.lists(
+    st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 8), st.integers(0, 20), pieces, shapes), max_size=10
+)
+
+
+@settings(max_examples=60)
+@given(turns, st.sampled_from([1, 4, 16]), st.integers(1, 3), st.sampled_from([3, 16]))
+def test_equals_dense_growth_whatever_came_before(
+    turns: list[tuple[int, bool, int, int, list[int], Shape]], page_size: int, slots: int, budget: int
 ) -> None:
     """Three requests share few slots; texts are cut anywhere, follow earlier proposals, and go their own way."""
-    subject = drafter(page_size, slots=slots, budget=budget)
-    params = SamplingParams(max_tokens=99, seed=4, stop_token_ids=(0,))
-    texts: dict[int, list[int]] = {}
-    proposed: dict[int, tuple[int, ...]] = {}
-    for request, fraction, follow, piece, count in turns:
-        text = texts.setdefault(request, [])
-        keep = max(len(text) - round(fraction * 8), 0) if fraction > 0.5 else len(text)
-        taken = proposed.get(request, ())[:follow] if keep == len(text) else ()
-        tokens = (*taken, *piece) if text or piece else (1,)
-        text[keep:] = tokens
-        if not text:
-            text.append(1)
-            tokens = (1,)
-        [proposal] = subject.propose([DraftRow(request, keep, tokens, count, params)])
-        subject.check()
-        for each in subject._texts.values():
-            if each.slot is not None:
-                assert list(subject._engine.sequence(each.slot).nodes) == each.nodes
-        assert proposal == expected(text, count, params)
-        proposed[request] = proposal.tokens
+    subject, counter = drafter(page_size, slots=slots, budget=budget), Counter()
+    counter.watch(subject)
+    books = {request: Book(params) for request, params in enumerate((GREEDY, SEEDED, NARROW))}
+    for request, follows, cut, pick, piece, shape in turns:
+        book = books[request]
+        ways = ((), *book.growth.found)
+        keep = len(book.text) if follows else max(0, len(book.text) - cut)
+        tokens = (*ways[pick % len(ways)], *piece) if follows else tuple(piece)
+        tokens = tokens if keep or tokens else (1,)
+        held = request in subject._texts and subject._texts[request].slot is not None
+        goes_on = held and (*book.text[:keep], *tokens)[: len(book.text)] == book.text
+        if not goes_on:
+            book.restart()
+        [proposal] = propose(subject, DraftRow(request, keep, tokens, shape, book.params))
+        assert_same(proposal, book.turn(keep, tokens, shape))
+        rows = counter.take()
+        assert rows == book.rows if goes_on else rows <= book.rows
+        if not goes_on:  # the prefix cache had some of it
+            book.behind = len(subject._texts[request].pending)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_rows_of_a_batch_do_not_see_each_other(params: SamplingParams) -> None:
-    subject = drafter(budget=5)
+@pytest.mark.parametrize("budget", [3, 5, 64])
+def test_rows_of_a_batch_do_not_see_each_other(params: SamplingParams, budget: int) -> None:
+    subject = drafter(budget=budget)
     texts = [TEXT, TEXT[:1], TEXT[::-1], TEXT[:7]]
-    proposals = subject.propose([DraftRow(i, 0, text, i, params) for i, text in enumerate(texts)])
-    assert proposals == [expected(text, i, params) for i, text in enumerate(texts)]
+    shapes = [Shape(steps=i, topk=1 + i % 3, width=1 + i % 2) for i in range(4)]
+    rows = [DraftRow(i, 0, text, shape, params) for i, (text, shape) in enumerate(zip(texts, shapes, strict=True))]
+    for proposal, text, shape in zip(propose(subject, *rows), texts, shapes, strict=True):
+        assert_same(proposal, expected(text, shape, params))
 
 
-def test_a_text_that_follows_the_proposal_computes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = drafter()
-    rows: list[int] = []
-    step = subject._engine.step
-
-    def counted(segments: Sequence[Segment]) -> list[Outcome]:
-        rows.extend(len(segment.tokens) + len(segment.nodes) for segment in segments)
-        return step(segments)
-
-    monkeypatch.setattr(subject._engine, "step", counted)
-    [first] = subject.propose([DraftRow(1, 0, TEXT, 4, GREEDY)])
-    assert rows == [len(TEXT), 1, 1, 1]
-    [second] = subject.propose([DraftRow(1, len(TEXT), first.tokens, 4, GREEDY)])
-    assert second == expected((*TEXT, *first.tokens), 4)
-    assert rows[4:] == [1, 1, 1, 1]
-    length = len(TEXT) + 4
-    [third] = subject.propose([DraftRow(1, length, (*second.tokens[:2], 0), 2, GREEDY)])
-    assert third == expected((*TEXT, *first.tokens, *second.tokens[:2], 0), 2)
-    assert rows[8:] == [1, 1]
+def test_growing_in_slices_is_growing_at_once() -> None:
+    sliced, whole = drafter(), drafter()
+    shape = Shape(steps=6, topk=2, width=2)
+    propose(sliced, DraftRow(1, 0, TEXT, structs.replace(shape, steps=0), SEEDED))
+    for steps in (1, 3, 2):
+        [last] = propose(sliced, DraftRow(1, len(TEXT), (), structs.replace(shape, steps=steps), SEEDED))
+    assert [last] == propose(whole, DraftRow(1, 0, TEXT, shape, SEEDED))
 
 
-def test_asking_again_gives_the_same_and_asking_for_more_goes_on() -> None:
-    subject = drafter()
-    subject.propose([DraftRow(1, 0, TEXT, 3, SEEDED)])
-    for count in (3, 0, 1, 5):
-        assert subject.propose([DraftRow(1, len(TEXT), (), count, SEEDED)]) == [expected(TEXT, count, SEEDED)]
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("topk", [1, 2, 4])
+@pytest.mark.parametrize("scratch", [3, 64])
+def test_books_balance_and_scratch_room_is_kept(page_size: int, topk: int, scratch: int) -> None:
+    """Texts follow, leave, start again and end, over a pool for about half of them; `propose` proves the books."""
+    dice = random.Random(page_size * 1000 + topk)
+    subject = drafter(page_size, num_pages=max(3, 120 // page_size), slots=3, scratch=scratch)
+    free = subject._engine.books.allocator.free
+    texts: dict[int, Path] = {}
+    ways: dict[int, list[Path]] = {}
+    drafted = 0
+    for _ in range(30):
+        rows = []
+        for request in dice.sample(range(5), dice.randint(1, 3)):
+            if dice.random() < 0.1 or len(texts.get(request, ())) > 50:
+                subject.forget(request)
+                texts.pop(request, None)
+            text, way = texts.get(request, ()), dice.choice(ways.get(request) or [()])
+            tokens = tuple(dice.choices(range(11), k=dice.randint(1, 9))) if dice.random() < 0.4 or not text else way
+            shape = Shape(steps=dice.randint(0, 4), topk=topk, width=dice.randint(1, 4), nodes=dice.randint(1, 40))
+            rows.append(DraftRow(request, len(text), tokens, shape, SEEDED))
+            texts[request] = text + tokens
+        for row, proposal in zip(rows, propose(subject, *rows), strict=True):
+            ways[row.request] = paths(proposal)
+            drafted += len(proposal.tokens)
+    assert drafted > 30 * topk
+    for request in range(5):
+        subject.forget(request)
+    subject.check()
+    cache = subject._engine.books.cache
+    assert cache is not None
+    assert subject._engine.books.allocator.free + len(list(cache.pages)) >= free
+
+
+def test_without_scratch_room_the_tree_stops_growing_and_goes_on_when_there_is_some() -> None:
+    subject = drafter(scratch=2)
+    [first] = propose(subject, DraftRow(1, 0, TEXT, chain(8), GREEDY))
+    assert_same(first, expected(TEXT, chain(3)))  # the text's end needs no scratch, two nodes do
+    [second] = propose(subject, DraftRow(1, len(TEXT), first.tokens[:1], chain(8), GREEDY))
+    assert_same(second, expected((*TEXT, first.tokens[0]), chain(3)))
 
 
 @pytest.mark.parametrize("room", [0, 1, 3])
 def test_nothing_reaches_past_max_model_len(room: int) -> None:
-    text = TEXT * 15
-    of = engine()
-    subject = StandaloneDrafter(of, max_num_batched_tokens=64, max_model_len=len(text) + room)
-    [proposal] = subject.propose([DraftRow(1, 0, text, 8, GREEDY)])
-    assert proposal == expected(text, room)
+    text, counter = TEXT * 15, Counter()
+    subject = StandaloneDrafter(
+        engine(), max_num_batched_tokens=64, max_scratch_nodes=64, max_model_len=len(text) + room
+    )
+    counter.watch(subject)
+    [proposal] = propose(subject, DraftRow(1, 0, text, Shape(steps=8, topk=2, width=3), GREEDY))
+    assert_same(proposal, expected(text, Shape(steps=8, topk=2, width=3, depth=room)))
+    assert max(map(len, paths(proposal)), default=0) == room
+    if not room:
+        assert counter.take() == 0  # nothing can come of it
 
 
 def test_a_text_longer_than_the_drafters_model_gets_no_draft_and_harms_no_other() -> None:
-    subject = StandaloneDrafter(engine(), max_num_batched_tokens=64, max_model_len=10_000)
+    subject = StandaloneDrafter(engine(), max_num_batched_tokens=64, max_scratch_nodes=64, max_model_len=10_000)
     long = (1,) * (SHAPE.max_position + 1)
-    rows = [DraftRow(1, 0, long, 2, GREEDY), DraftRow(2, 0, TEXT, 2, GREEDY)]
-    assert subject.propose(rows) == [Proposal((), ()), expected(TEXT, 2)]
-    assert subject.propose([DraftRow(1, 5, (), 2, GREEDY)]) == [expected((1,) * 5, 2)]
+    first, second = propose(subject, DraftRow(1, 0, long, chain(2), GREEDY), DraftRow(2, 0, TEXT, chain(2), GREEDY))
+    assert first == Proposal((), ())
+    assert_same(second, expected(TEXT, chain(2)))
+    [cut] = propose(subject, DraftRow(1, 5, (), chain(2), GREEDY))
+    assert_same(cut, expected((1,) * 5, chain(2)))
+
+
+@pytest.mark.parametrize("none", [{"depth": 0}, {"nodes": 0}, {"width": 0}, {"steps": 0}])
+def test_a_shape_that_leaves_no_room_is_no_obstacle_to_the_next(none: dict[str, int]) -> None:
+    subject = drafter()
+    shape = Shape(steps=3, topk=2, width=2)
+    [nothing] = propose(subject, DraftRow(1, 0, TEXT, structs.replace(shape, **none), GREEDY))
+    assert nothing == Proposal((), ())
+    [proposal] = propose(subject, DraftRow(1, len(TEXT), (), shape, GREEDY))
+    assert_same(proposal, expected(TEXT, shape))
+
+
+def test_nothing_hangs_below_a_stop_token() -> None:
+    shape = Shape(steps=6, topk=3, width=3)
+    likely = guesses(TEXT, GREEDY)[0][0]
+    params = structs.replace(GREEDY, stop_token_ids=(likely,))
+    [proposal] = propose(drafter(), DraftRow(1, 0, TEXT, shape, params))
+    assert_same(proposal, expected(TEXT, shape, params))
+    assert any(path[-1] == likely for path in paths(proposal))
+    assert all(likely not in path[:-1] for path in paths(proposal))
 
 
 def test_a_row_without_slot_or_pages_gets_no_draft_and_gets_one_later() -> None:
-    rows = [DraftRow(1, 0, TEXT, 2, GREEDY), DraftRow(2, 0, TEXT[::-1], 2, GREEDY)]
+    rows = [DraftRow(1, 0, TEXT, chain(2), GREEDY), DraftRow(2, 0, TEXT[::-1], chain(2), GREEDY)]
     for subject in (drafter(slots=1), drafter(num_pages=5)):
-        assert subject.propose(rows) == [expected(TEXT, 2), Proposal((), ())]
-        subject.check()
-        assert subject.propose([DraftRow(2, len(TEXT), (), 2, GREEDY)]) == [expected(TEXT[::-1], 2)]
-        assert subject.propose([DraftRow(1, len(TEXT), (), 2, GREEDY)]) == [expected(TEXT, 2)]
+        first, second = propose(subject, *rows)
+        assert_same(first, expected(TEXT, chain(2)))
+        assert second == Proposal((), ())
+        [second] = propose(subject, DraftRow(2, len(TEXT), (), chain(2), GREEDY))
+        assert_same(second, expected(TEXT[::-1], chain(2)))
+        [first] = propose(subject, DraftRow(1, len(TEXT), (), chain(2), GREEDY))
+        assert_same(first, expected(TEXT, chain(2)))
 
 
 def test_keeping_more_than_there_is_changes_nothing() -> None:
     subject = drafter()
     with pytest.raises(IllegalTransition):
-        subject.propose([DraftRow(2, 0, TEXT, 2, GREEDY), DraftRow(1, 3, (), 2, GREEDY)])
+        subject.propose([DraftRow(2, 0, TEXT, chain(2), GREEDY), DraftRow(1, 3, (), chain(2), GREEDY)])
     with pytest.raises(IllegalTransition):
-        subject.propose([DraftRow(2, 1, (), 2, GREEDY)])
+        subject.propose([DraftRow(2, 1, (), chain(2), GREEDY)])
 
 
 def test_forgetting_frees_the_slot() -> None:
     subject = drafter(slots=1)
     for request in range(3):
-        subject.propose([DraftRow(request, 0, TEXT, 2, GREEDY)])
+        propose(subject, DraftRow(request, 0, TEXT, chain(2), GREEDY))
         subject.forget(request)
         subject.forget(request)
     subject.check()
@@ -161,14 +351,11 @@ def test_a_configuration_names_its_drafter(tmp_path: object) -> None:
     assert isinstance(made(drafter="ngram"), drafters.NgramDrafter)
     alone = made(drafter="standalone", draft_model=folder)
     assert alone is not None
-    assert alone.propose([DraftRow(1, 0, TEXT, 3, SEEDED)]) == [expected(TEXT, 3, SEEDED)]
+    [proposal] = alone.propose([DraftRow(1, 0, TEXT, chain(3), SEEDED)])
+    assert_same(proposal, expected(TEXT, chain(3), SEEDED))
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(tmp_path: object) -> None:
-    from dataclasses import replace
-
-    import torch
-
     bigger = random_model(replace(SHAPE, vocab_size=13), seed=0, dtype=torch.float32, device=CPU)
     save_pretrained(model(), f"{tmp_path}/target")
     save_pretrained(bigger, f"{tmp_path}/bigger")
