@@ -70,6 +70,19 @@ class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
     min_n: Positive = 1
 
 
+class Suffix(Struct, frozen=True, forbid_unknown_fields=True):
+    """A suffix automaton of each request's text. max_match: longest match in tokens. min_prob: drafting ends where
+    the drafter's own confidence in the whole path falls below it. share_outputs: also look into what the drafter saw
+    of outputs of requests that ended, the last max_shared_tokens of them; guesses then tell, to whoever may measure
+    how fast they come, what other users were answered.
+    """
+
+    max_match: Positive = 64
+    min_prob: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    share_outputs: bool = False
+    max_shared_tokens: Annotated[int, Meta(ge=4)] = 65536
+
+
 class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     """placement: the drafter runs in the draft pool, or inside the decode worker (`local`). draft_model: for the
     drafters that have a model, as model.name. fallback: the drafter that `ssd` and `bvsp` ask after a miss.
@@ -102,6 +115,7 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     max_live_nodes: Positive | None = None
     synthetic_acceptance: tuple[Share, ...] | None = None
     ngram: Ngram = Ngram()
+    suffix: Suffix = Suffix()
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):

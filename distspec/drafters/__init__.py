@@ -14,9 +14,10 @@ from distspec.config import Config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
+from distspec.drafters.suffix import SuffixDrafter
 from distspec.engine import Engine
 
-__all__ = ["DRAFTERS", "DraftRow", "Drafter", "NgramDrafter", "Proposal", "StandaloneDrafter", "make"]
+__all__ = ["DRAFTERS", "DraftRow", "Drafter", "NgramDrafter", "Proposal", "StandaloneDrafter", "SuffixDrafter", "make"]
 
 
 def make(config: Config, *, max_model_len: int, device: torch.device) -> Drafter | None:
@@ -30,6 +31,10 @@ def make(config: Config, *, max_model_len: int, device: torch.device) -> Drafter
 
 def _ngram(config: Config, max_model_len: int, device: torch.device) -> Drafter:
     return NgramDrafter(config.speculation.ngram, max_model_len=max_model_len)
+
+
+def _suffix(config: Config, max_model_len: int, device: torch.device) -> Drafter:
+    return SuffixDrafter(config.speculation.suffix, max_model_len=max_model_len)
 
 
 def _standalone(config: Config, max_model_len: int, device: torch.device) -> Drafter:
@@ -48,5 +53,6 @@ def _standalone(config: Config, max_model_len: int, device: torch.device) -> Dra
 DRAFTERS: dict[str, Callable[[Config, int, torch.device], Drafter | None]] = {
     "none": lambda config, max_model_len, device: None,
     "ngram": _ngram,
+    "suffix": _suffix,
     "standalone": _standalone,
 }
