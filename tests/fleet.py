@@ -81,6 +81,7 @@ class Fleet:
         self._events: deque[events.Event] = deque()
         self._outputs: deque[Output] = deque()
         self._lives: Counter[str] = Counter()
+        self._joined: dict[str, int] = {}
         for i, role in enumerate(roles):
             self.start(f"{role}:{i}", role)
 
@@ -179,10 +180,14 @@ class Fleet:
             site.work.check()
 
     def _handle(self, event: events.Event) -> None:
+        if isinstance(event, events.WorkerJoined):
+            self._joined[event.hello.worker] = event.hello.incarnation
         for command in self.machine.handle(event, self.turns * TURN_S):
             match command:
-                case events.ToWorker(worker=name, message=message) if name in self.sites:
-                    self.sites[name].incoming.append(message)
+                case events.ToWorker(worker=name, message=message):
+                    site = self.sites.get(name)
+                    if site is not None and site.incarnation == self._joined[name]:  # links are made to lives
+                        site.incoming.append(message)
                 case events.ToClient(message=output):
                     self._outputs.append(output)
                 case events.Suspect(worker=name, reason=reason):
