@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from distspec.coordinator import driving, lifecycle, machine
 from distspec.coordinator.admission import Credits
@@ -51,11 +52,11 @@ def _drop_the_verdict_of_a_surviving_branch(patch: pytest.MonkeyPatch) -> None:
 def _commit_a_node_that_the_worker_never_computed(patch: pytest.MonkeyPatch) -> None:
     honest = Request.commit
 
-    def generous(self: Request, step: Any) -> None:
+    def generous(self: Request, step: Any) -> Any:
         for hold in self.holds.values():
             if step.node is not None and hold.computed == len(self.tokens):
                 hold.nodes.add(step.node)
-        honest(self, step)
+        return honest(self, step)
 
     patch.setattr(Request, "commit", generous)
 
@@ -86,10 +87,11 @@ def _return_a_credit_twice(patch: pytest.MonkeyPatch) -> None:
 def _forget_to_drop_dead_nodes(patch: pytest.MonkeyPatch) -> None:
     honest = Request.commit
 
-    def forgetful(self: Request, step: Any) -> None:
-        honest(self, step)
+    def forgetful(self: Request, step: Any) -> Any:
+        found = honest(self, step)
         for hold in self.holds.values():
             hold.drop.clear()
+        return found
 
     patch.setattr(Request, "commit", forgetful)
 
@@ -117,13 +119,20 @@ def _send_kv_of_nodes_that_the_source_was_not_told_to_commit(patch: pytest.Monke
 
 
 def _draft_past_the_end(patch: pytest.MonkeyPatch) -> None:
-    honest = driving.situation
+    situation, graft = driving.situation, Request.graft
 
     def unbounded(ctx: Context, request: Request) -> Any:
-        now = honest(ctx, request)
-        return replace(now, width=driving.width(ctx, request), depth=ctx.settings.room)
+        return replace(situation(ctx, request), depth=ctx.settings.room)
+
+    def deep(self: Request, *args: Any, **kwargs: Any) -> Any:
+        params, self.params = self.params, structs.replace(self.params, max_tokens=1000)
+        try:
+            return graft(self, *args, **kwargs)
+        finally:
+            self.params = params
 
     patch.setattr(driving, "situation", unbounded)
+    patch.setattr(Request, "graft", deep)
 
 
 def _forget_the_limits_of_an_early_request(patch: pytest.MonkeyPatch) -> None:
