@@ -15,6 +15,8 @@ from distspec.kv.pool import KVPool
 
 CPU = torch.device("cpu")
 DIM = 8
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03}
+"""Of outputs of about 1, or up to 4 where few keys are seen; half precision keeps 8 bits."""
 
 
 def location(span: Span, index: int, page_size: int) -> int:
@@ -66,32 +68,61 @@ def random_span(draw: random.Random, pages: list[int], page_size: int, rows: int
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 2**32),
-    st.sampled_from([1, 3, 16, 64]),
+    st.sampled_from([1, 3, 4, 16, 64]),
     st.sampled_from([(4, 4), (6, 2), (3, 1)]),
     st.lists(st.sampled_from([1, 1, 2, 6, 16, 17, 40]), min_size=1, max_size=5),
+    st.sampled_from([None, 1, 20]),
 )
 def test_rows_see_their_path_and_nothing_else(
-    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int]
+    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int], apart: int | None
 ) -> None:
+    compare(seed, page_size, heads, sizes, apart, CPU, torch.float32)
+
+
+def compare(
+    seed: int,
+    page_size: int,
+    heads: tuple[int, int],
+    sizes: list[int],
+    apart: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Random spans of about these sizes: what the backend writes and returns is what the book says."""
     draw, (num_heads, kv_heads) = random.Random(seed), heads
     torch.manual_seed(seed % 2**31)
-    pool = KVPool(2, 1200 * page_size, kv_heads, DIM, dtype=torch.float32, device=CPU)
+    pool = KVPool(2, 1200 * page_size, kv_heads, DIM, dtype=dtype, device=device)
     pool.data.normal_()
     pages = list(range(1200))
     spans = [random_span(draw, pages, page_size, rows) for rows in sizes]
-    q, k, v = (torch.randn(sum(span.rows for span in spans), n, DIM) for n in (num_heads, kv_heads, kv_heads))
+    rows = sum(span.rows for span in spans)
+    q, k, v = (torch.randn(rows, n, DIM).to(device, dtype) for n in (num_heads, kv_heads, kv_heads))
     keys, values = (tensor.clone() for tensor in pool.layers[1])
-    where = torch.tensor([at for span in spans for at in span.write])
+    where = torch.tensor([at for span in spans for at in span.write], device=device)
     keys[where], values[where] = k, v
 
-    backend = SdpaBackend(pool, page_size, num_heads)
+    backend = SdpaBackend(pool, page_size, num_heads, apart)
     before = pool.data[0].clone()
     got = backend.run(backend.plan(spans), 1, q, k, v)
 
     assert torch.equal(pool.layers[1][0], keys)
     assert torch.equal(pool.layers[1][1], values)
     assert torch.equal(pool.data[0], before)
-    assert torch.allclose(got.double(), by_the_book(spans, page_size, q, keys, values), atol=1e-5)
+    want = by_the_book(spans, page_size, q.cpu(), keys.cpu(), values.cpu())
+    torch.testing.assert_close(got.cpu().double(), want, atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_only_what_not_all_rows_see_needs_a_mask() -> None:
+    """Two trees over prefixes of 40 and 50: 39 keys apart, so that every row has a key in the other part too."""
+    pool = KVPool(1, 256, 2, DIM, dtype=torch.float32, device=CPU)
+    spans = [Span([0], 40, 0, ([40], [40, 41], [42]), [40, 41, 42]), Span([1], 50, 1, ([50], [51]), [177, 178, 179])]
+    one, two = (SdpaBackend(pool, 128, 4, apart).plan(spans).calls[0] for apart in (None, 30))
+    assert (one.apart, two.apart) == (0, 39)
+    assert one.mask is not None
+    assert two.mask is not None
+    assert one.mask.shape == (2, 1, 6, 52)
+    assert torch.equal(two.mask, one.mask[..., 39:])
+    assert not one.mask[..., :39].any()
 
 
 def test_what_others_hold_cannot_matter_not_even_nan() -> None:
