@@ -207,7 +207,7 @@ def test_equals_dense_growth_whatever_came_before(
 def test_rows_of_a_batch_do_not_see_each_other(params: SamplingParams, budget: int) -> None:
     subject = drafter(budget=budget)
     texts = [TEXT, TEXT[:1], TEXT[::-1], TEXT[:7]]
-    shapes = [Shape(steps=i, topk=1 + i % 3, width=1 + i % 2) for i in range(4)]
+    shapes = [Shape(steps=4 - i, topk=3 - i % 3, width=2) for i in range(4)]
     rows = [DraftRow(i, 0, text, shape, params) for i, (text, shape) in enumerate(zip(texts, shapes, strict=True))]
     for proposal, text, shape in zip(propose(subject, *rows), texts, shapes, strict=True):
         assert_same(proposal, expected(text, shape, params))
@@ -296,6 +296,13 @@ def test_a_shape_that_leaves_no_room_is_no_obstacle_to_the_next(none: dict[str, 
     assert nothing == Proposal((), ())
     [proposal] = propose(subject, DraftRow(1, len(TEXT), (), shape, GREEDY))
     assert_same(proposal, expected(TEXT, shape))
+
+
+def test_more_guesses_than_there_are_tokens_are_all_tokens() -> None:
+    shape = Shape(steps=1, topk=SHAPE.vocab_size + 1)
+    [proposal] = propose(drafter(), DraftRow(1, 0, TEXT, shape, NARROW))
+    assert_same(proposal, expected(TEXT, shape, NARROW))
+    assert sorted(proposal.tokens) == list(range(SHAPE.vocab_size))
 
 
 def test_nothing_hangs_below_a_stop_token() -> None:
