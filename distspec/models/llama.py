@@ -26,9 +26,12 @@ Parts = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Parameters of one layer; None where the architecture has none."""
+    """One decoder layer, but for the norm of what its attention reads: draft models read something else there.
 
-    attention_norm: Tensor
+    None where the architecture has no such parameter.
+    """
+
+    config: ModelConfig
     qkv: Matrix
     output: Matrix
     mlp_norm: Tensor
@@ -37,25 +40,64 @@ class Layer:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
 
+    def __call__(self, index: int, x: Tensor, read: Tensor, rope: Tensor, attend: Attend) -> Tensor:
+        """x: residual stream [rows, hidden_size]; read: what attention reads [rows, inputs of qkv]; rope: of the rows,
+        as `rotation` gives it. Returns the stream that leaves the layer."""
+        x = x + self.output(attend(index, *self.heads(read, rope)))
+        gate, up = self.gate_up(rms(x, self.mlp_norm, self.config)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def heads(self, read: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [rows, num_heads, head_dim], keys and values [rows, num_kv_heads, head_dim], rotary applied."""
+        config = self.config
+        heads, turned = config.num_heads, config.num_heads + config.num_kv_heads
+        qkv = self.qkv(read).view(read.shape[0], -1, config.head_dim)
+        qk = qkv[:, :turned]
+        if self.query_norm is not None and self.key_norm is not None:
+            qk = torch.cat((rms(qk[:, :heads], self.query_norm, config), rms(qk[:, heads:], self.key_norm, config)), 1)
+        cos, sin = rope
+        # (a, b) -> (a cos - b sin, b cos + a sin): the minus is in the table, so a roll swaps the halves.
+        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin)
+        return qk[:, :heads], qk[:, heads:], qkv[:, turned:]
+
+
+class Head:
+    """The output head. weight: [vocab_size, hidden_size]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
+        self._matrix = Matrix(weight.float() if weight.device.type == "cpu" else weight)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size], accumulated and kept in float32.
+
+        Rounding logits to half precision makes ties, which would decide tokens.
+        """
+        if hidden.is_cuda and hidden.dtype != torch.float32:
+            return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
+        return self._matrix(hidden.float())
+
 
 def parameters(config: ModelConfig) -> dict[str, Parts]:
     """Every parameter of the model and the checkpoint tensors it is made of, in Hugging Face's names."""
     hidden = config.hidden_size
     table: dict[str, Parts] = {"embedding": {"model.embed_tokens.weight": (config.vocab_size, hidden)}}
     for i in range(config.num_layers):
-        table |= {f"layers.{i}.{name}": parts for name, parts in _layer_parts(config, f"model.layers.{i}").items()}
+        table |= {f"layers.{i}.{name}": parts for name, parts in layer_parts(config, f"model.layers.{i}").items()}
     table["norm"] = {"model.norm.weight": (hidden,)}
     if not config.tie_embeddings:
         table["head"] = {"lm_head.weight": (config.vocab_size, hidden)}
     return table
 
 
-def _layer_parts(config: ModelConfig, at: str) -> dict[str, Parts]:
+def layer_parts(config: ModelConfig, at: str, inputs: int | None = None) -> dict[str, Parts]:
+    """Parameters of the layer that a checkpoint names `at`. inputs: what attention reads, hidden_size by default."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     rows = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
     table: dict[str, Parts] = {
         "attention_norm": {f"{at}.input_layernorm.weight": (hidden,)},
-        "qkv": {f"{at}.self_attn.{x}_proj.weight": (count, hidden) for x, count in rows.items()},
+        "qkv": {f"{at}.self_attn.{x}_proj.weight": (count, inputs or hidden) for x, count in rows.items()},
         "output": {f"{at}.self_attn.o_proj.weight": (hidden, rows["q"])},
         "mlp_norm": {f"{at}.post_attention_layernorm.weight": (hidden,)},
         "gate_up": {f"{at}.mlp.{x}_proj.weight": (inner, hidden) for x in ("gate", "up")},
@@ -83,55 +125,33 @@ class Llama:
         self.weights = dict(weights)
         self.embedding = weights["embedding"]
         self.norm = weights["norm"]
-        self.head = self.embedding if config.tie_embeddings else weights["head"]
-        self.layers = [_layer(config, weights, i) for i in range(config.num_layers)]
-        self.rope = rope_table(config).to(self.head.device, self.head.dtype)
-        # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
-        self._head = Matrix(self.head.float() if self.head.device.type == "cpu" else self.head)
+        self.head = Head(self.embedding if config.tie_embeddings else weights["head"])
+        self.layers = [make_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.attention_norms = [weights[f"layers.{i}.attention_norm"] for i in range(config.num_layers)]
+        self.rope = rope_table(config).to(self.embedding.device, self.dtype)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, taps: Taps | None = None) -> Tensor:
         """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""
         x = F.embedding(tokens, self.embedding)
-        cos, sin = self.rope[:, positions].unsqueeze(2)  # [rows, 1, head_dim] each
-        for i, layer in enumerate(self.layers):
+        rope = rotation(self.rope, positions)
+        for i, (layer, norm) in enumerate(zip(self.layers, self.attention_norms, strict=True)):
             if taps is not None:
                 taps.take(i, x)
-            q, k, v = self._qkv(layer, self._rms(x, layer.attention_norm), cos, sin)
-            x = x + layer.output(attend(i, q, k, v))
-            gate, up = layer.gate_up(self._rms(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
+            x = layer(i, x, rms(x, norm, self.config), rope, attend)
         if taps is not None:
             taps.take(len(self.layers), x)
-        return self._rms(x, self.norm)
+        return rms(x, self.norm, self.config)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size], accumulated and kept in float32.
-
-        Rounding logits to half precision makes ties, which would decide tokens.
-        """
-        if hidden.is_cuda and hidden.dtype != torch.float32:
-            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
-        return self._head(hidden.float())
-
-    def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        config = self.config
-        heads, turned = config.num_heads, config.num_heads + config.num_kv_heads
-        qkv = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
-        qk = qkv[:, :turned]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            qk = torch.cat((self._rms(qk[:, :heads], layer.query_norm), self._rms(qk[:, heads:], layer.key_norm)), 1)
-        # (a, b) -> (a cos - b sin, b cos + a sin): the minus is in the table, so a roll swaps the halves.
-        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin)
-        return qk[:, :heads], qk[:, heads:], qkv[:, turned:]
-
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_eps)
+        """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size]."""
+        return self.head(hidden)
 
 
-def _layer(config: ModelConfig, weights: Mapping[str, Tensor], index: int) -> Layer:
-    own = {name: weights[f"layers.{index}.{name}"] for name in _layer_parts(config, "")}
+def make_layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) -> Layer:
+    """The layer whose parameters are those of `layer_parts`, with this prefix."""
+    own = {name: weights[prefix + name] for name in layer_parts(config, "") if prefix + name in weights}
     return Layer(
-        attention_norm=own["attention_norm"],
+        config,
         qkv=Matrix(own["qkv"], own.get("qkv_bias")),
         output=Matrix(own["output"], own.get("output_bias")),
         mlp_norm=own["mlp_norm"],
@@ -140,6 +160,16 @@ def _layer(config: ModelConfig, weights: Mapping[str, Tensor], index: int) -> La
         query_norm=own.get("query_norm"),
         key_norm=own.get("key_norm"),
     )
+
+
+def rms(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
+    """Root-mean-square norm over the last dimension, which is that of `weight`."""
+    return F.rms_norm(x, weight.shape, weight, config.rms_eps)
+
+
+def rotation(table: Tensor, positions: Tensor) -> Tensor:
+    """Cosines and signed sines of rows, from a `rope_table`: [2, rows, 1, head_dim]."""
+    return table[:, positions].unsqueeze(2)
 
 
 def rope_table(config: ModelConfig) -> Tensor:
@@ -170,6 +200,13 @@ def _scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 def random_model(config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device) -> Llama:
     """A model with random weights, a function of config and seed alone, scaled so that logits differ visibly."""
+    return Llama(config, random_weights(parameters(config), seed=seed, dtype=dtype, device=device))
+
+
+def random_weights(
+    table: Mapping[str, Parts], *, seed: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Every parameter of a table, random: norms near one, matrices such that a product keeps its input's scale."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -180,11 +217,10 @@ def random_model(config: ModelConfig, *, seed: int, dtype: torch.dtype, device: 
             noise = noise / math.sqrt(shape[1])
         return noise.to(dtype)
 
-    weights = {
+    return {
         name: torch.cat([draw(part, shape) for part, shape in parts.items()]).to(device)
-        for name, parts in parameters(config).items()
+        for name, parts in table.items()
     }
-    return Llama(config, weights)
 
 
 def prefix_layers(model: Llama, n: int) -> Llama:
