@@ -23,14 +23,14 @@ __all__ = ["DRAFTERS", "DraftRow", "Drafter", "NgramDrafter", "Proposal", "Stand
 def make(config: Config, *, max_model_len: int, device: torch.device) -> Drafter | None:
     """The drafter that config.speculation.drafter names, None for `none`.
 
-    max_model_len: of the target. device: for a drafter with a model of its own. Raises ConfigError for a draft
+    max_model_len: of the target. device: of drafters that compute. Raises ConfigError for a draft
     model whose vocabulary is not the target's, ModelNotFound.
     """
     return DRAFTERS[config.speculation.drafter](config, max_model_len, device)
 
 
 def _ngram(config: Config, max_model_len: int, device: torch.device) -> Drafter:
-    return NgramDrafter(config.speculation.ngram, max_model_len=max_model_len)
+    return NgramDrafter(config.speculation.ngram, max_model_len=max_model_len, device=device)
 
 
 def _suffix(config: Config, max_model_len: int, device: torch.device) -> Drafter:

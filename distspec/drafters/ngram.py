@@ -1,6 +1,6 @@
 """Prompt lookup: what followed the latest earlier occurrence of the text's own suffix.
 
-Knows the tokens of each request's text. Does not know a model, a device, or how tokens are drawn.
+Knows the tokens of each request's text, and the tree below it. Does not know a model, or how tokens are drawn.
 
 Longer suffixes are tried first, from max_n down to min_n tokens. Prompt Lookup Decoding (A. Saxena, 2023);
 also what `ngram` means in vLLM.
@@ -9,101 +9,104 @@ also what `ngram` means in vLLM.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
 
 from distspec.config import Ngram
-from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
+from distspec.drafters.base import DraftRow, Proposal, check_row, limited
+from distspec.drafters.matchers import DeviceMatcher, Edit, HostMatcher, Matcher, Query, Run
 from distspec.drafters.sprout import Sprout
-
-_SEEN = 16
-"""Occurrences of a suffix that are looked at for different continuations."""
+from distspec.drafters.text import Text
+from distspec.protocol.messages import Shape
 
 
 class NgramDrafter:
-    """One index of n-grams per request, kept up to date token by token, so a guess costs a few look-ups."""
+    """max_model_len: of the target. device: where texts are matched, all rows at once; on the CPU, or None, dictionaries
+    do it faster (one core, texts of 4k tokens: 11 us against 306 for one row, 0.8 ms against 6.7 for 64)."""
 
-    def __init__(self, options: Ngram, *, max_model_len: int) -> None:
-        self._sizes = range(options.max_n, options.min_n - 1, -1)
+    def __init__(self, options: Ngram, *, max_model_len: int, device: torch.device | None = None) -> None:
+        self._max_n = options.max_n
         self._max_model_len = max_model_len
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, Text] = {}
+        self._matcher: Matcher = (
+            HostMatcher(max_n=options.max_n, min_n=options.min_n)
+            if device is None or device.type == "cpu"
+            else DeviceMatcher(max_n=options.max_n, min_n=options.min_n, device=device)
+        )
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         for row in rows:
             known = self._texts.get(row.request)
             check_row(row, len(known.tokens) if known else 0)
-        return [self._propose(row) for row in rows]
+        self._matcher.write([self._follow(row) for row in rows])
+        growths = [self._growth(row) for row in rows]
+        while asked := [(growth, node) for growth in growths for node in growth.grow()]:
+            queries = [Query(growth.request, growth.path(node)) for growth, node in asked]
+            topk, steps = max(g.shape.topk for g, _ in asked), max(g.steps for g, _ in asked)
+            for (growth, node), runs in zip(asked, self._matcher.lookup(queries, topk, steps), strict=True):
+                growth.runs[node] = runs
+        return [self._texts[row.request].tree.proposal() for row in rows]
 
     def forget(self, request: int) -> None:
         self._texts.pop(request, None)
+        self._matcher.forget(request)
 
     def check(self) -> None:
         """There are no pages."""
 
-    def _propose(self, row: DraftRow) -> Proposal:
-        text = self._texts.get(row.request)
-        if text is None:
-            text = self._texts[row.request] = _Text(self._sizes)
-        text.follow(row.keep, row.tokens)
+    def _follow(self, row: DraftRow) -> Edit:
+        text = self._texts.setdefault(row.request, Text())
+        same = text.follow(row.keep, row.tokens)
+        return Edit(row.request, same, text.tokens[same:])
+
+    def _growth(self, row: DraftRow) -> _Growth:
+        text = self._texts[row.request]
         shape = limited(row.shape, self._max_model_len - len(text.tokens))
-        for _ in range(shape.steps):
-            for node in text.tree.frontier(shape):
-                text.tree.expand(node, text.guesses(node, shape.topk), shape, row.params.stop_token_ids)
-        return text.tree.proposal()
+        return _Growth(row.request, text.tree, shape, row.params.stop_token_ids, self._max_n, shape.steps)
 
 
-class _Text:
-    """A text, the tree below it and, for each n-gram of the text, the ends of all occurrences in ascending order.
+@dataclass(slots=True)
+class _Growth:
+    """One turn of a tree. runs: what may follow a node, best first; known for those that were looked up, and for
+    those that came with a run, whose own rest it is. steps: that are left."""
 
-    Occurrences form stacks because a sequence is only ever cut or extended at its end: undoing a token pops
-    what adding it pushed.
-    """
+    request: int
+    tree: Sprout
+    shape: Shape
+    stop: Collection[int]
+    max_n: int
+    steps: int
+    runs: dict[int, list[Run]] = field(default_factory=dict)
 
-    def __init__(self, sizes: range) -> None:
-        self.tokens: list[int] = []
-        self.tree = Sprout()
-        self._sizes = sizes
-        self._ends: dict[tuple[int, ...], list[int]] = {}
+    def grow(self) -> list[int]:
+        """As far as runs are known; the nodes that have to be looked up first."""
+        while self.steps:
+            frontier = self.tree.frontier(self.shape)
+            unknown = [node for node in frontier if node not in self.runs]
+            if unknown:
+                return unknown
+            for node in frontier:
+                self._expand(node)
+            self.steps = self.steps - 1 if frontier else 0
+        return []
 
-    def follow(self, keep: int, tokens: Sequence[int]) -> None:
-        """Cut to `keep` tokens, append, and keep of the tree what the text followed."""
-        same = keep + common(self.tokens[keep:], tokens)
-        if same < len(self.tokens):
-            self.tree.clear()
-        self.tree.advance(tokens[len(self.tokens) - keep :])
-        self.cut(same)
-        self.extend(tokens[same - keep :])
+    def path(self, node: int) -> list[int]:
+        """Tokens from the end of the text down to the node."""
+        return [self.tree.token(above) for above in self.tree.path(node)]
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.tokens.append(token)
-            end = len(self.tokens)
-            for size in self._sizes:
-                if size <= end:
-                    self._ends.setdefault(tuple(self.tokens[end - size :]), []).append(end)
+    def _expand(self, node: int) -> None:
+        runs = self.runs.pop(node)
+        guesses = list(zip((run.tokens[0] for run in runs), self._scores(runs), strict=True))
+        for child, run in zip(self.tree.expand(node, guesses, self.shape, self.stop), runs, strict=False):
+            if len(run.tokens) > 1:
+                self.runs[child] = [Run(run.tokens[1:], min(run.size + 1, self.max_n))]
 
-    def cut(self, length: int) -> None:
-        while len(self.tokens) > length:
-            end = len(self.tokens)
-            for size in self._sizes:
-                if size <= end:
-                    gram = tuple(self.tokens[end - size :])
-                    ends = self._ends[gram]
-                    ends.pop()
-                    if not ends:
-                        del self._ends[gram]
-            self.tokens.pop()
-
-    def guesses(self, node: int, most: int) -> list[tuple[int, float]]:
-        """What followed earlier occurrences of the longest suffix of the path to `node`, the latest first; then of
-        shorter ones. A longer match is trusted more."""
-        length = len(self.tokens)
-        self.extend([self.tree.token(above) for above in self.tree.path(node)])
-        found: dict[int, float] = {}
-        end = len(self.tokens)
-        for size in self._sizes:
-            if size < end and len(found) < most:
-                ends = self._ends[tuple(self.tokens[end - size :])]
-                for earlier in ends[-2 : -2 - _SEEN : -1]:  # the last one is the suffix itself
-                    found.setdefault(self.tokens[earlier], math.log1p(-(0.5**size)))
-        self.cut(length)
-        return list(found.items())[:most]
+    def _scores(self, runs: Sequence[Run]) -> list[float]:
+        """Log-probabilities: each token that matched halves the doubt; what is left of it is the next one's."""
+        left, scores = 0.0, []
+        for run in runs:
+            scores.append(left + math.log1p(-(0.5**run.size)))
+            left -= run.size * math.log(2)
+        return scores
