@@ -14,7 +14,7 @@ _OUTCOME, _RANK, _WRONG = 1, 2, 3
 
 def outcome(seed: int, choice: int, position: int, last_token: int, vocab: int) -> int:
     """The target's token at `position` after `last_token`, in 0 .. vocab-1."""
-    return _hash(_OUTCOME, seed, choice, position, last_token) % vocab
+    return _mix(_key(seed, choice, position, last_token), _OUTCOME) % vocab
 
 
 def guesses(
@@ -24,10 +24,9 @@ def guesses(
 
     odds[r]: how often the r-th is right; their sum is at most 1. Fewer guesses are a prefix of more.
     """
-    right = outcome(seed, choice, position, last_token, vocab)
-    rank = _rank(_hash(_RANK, seed, choice, position, last_token), odds)
-    wrong = _hash(_WRONG, seed, choice, position, last_token)
-    others = vocab - 1
+    key, others = _key(seed, choice, position, last_token), vocab - 1
+    right, wrong = _mix(key, _OUTCOME) % vocab, _mix(key, _WRONG)
+    rank = _rank(_mix(key, _RANK), odds)
     return [right if r == rank else (right + 1 + (wrong + r) % others) % vocab for r in range(min(topk, others))]
 
 
@@ -41,12 +40,13 @@ def _rank(uniform: int, odds: Sequence[float]) -> int:
     return len(odds)
 
 
-def _hash(*parts: int) -> int:
-    """64 bits, each part mixed in by the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
-    state = 0
-    for part in parts:
-        state = (state + part + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state
+def _key(seed: int, choice: int, position: int, last_token: int) -> int:
+    return _mix(_mix(_mix(_mix(0, seed), choice), position), last_token)
+
+
+def _mix(state: int, part: int) -> int:
+    """One more number into 64 bits, by the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    state = (state + part + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)

@@ -53,6 +53,11 @@ class Situation:
         """Nobody judges the root."""
         return self.tree.root not in self.in_flight
 
+    @property
+    def is_judged(self) -> bool:
+        """A verdict that still counts is on its way; some are of what is dead."""
+        return any(node in self.tree for node in self.in_flight)
+
     def best(self, most: int, ranks: int) -> tuple[int, ...]:
         """The likeliest nodes that wait, on paths of the first `ranks` guesses only."""
         within: dict[int, bool] = {self.tree.root: True}
@@ -181,7 +186,7 @@ class Branching(Sequential):
     drafted; one that was not falls back to the quick drafter where there is one, else to drafting as `sd` does."""
 
     def submit(self, now: Situation) -> list[Submission]:
-        if now.in_flight or not now.free or (now.drafting and not self._is_ripe(now)):
+        if now.is_judged or not now.free or (now.drafting and not self._is_ripe(now)):
             return []
         if not self._is_ripe(now) and self.grow(now) is not None:
             return []
@@ -191,7 +196,7 @@ class Branching(Sequential):
         if now.drafting or now.dry or not now.depth or len(now.tree) >= now.sizes.live:
             return None
         sizes = now.sizes
-        if now.in_flight:
+        if now.is_judged:
             return Growth(sizes.lookahead, sizes.fan, sizes.width, sizes.live)
         if now.quick and not now.asked and not len(now.tree):
             return Growth(sizes.steps, 1, 1, sizes.live, quick=True)
@@ -210,7 +215,7 @@ class BranchVerifying(Branching):
 
     def submit(self, now: Situation) -> list[Submission]:
         out = super().submit(now)
-        if not now.in_flight and not out:
+        if not now.is_judged and not out:
             return []
         taken = {node for wish in out for node in wish.nodes}
         free, waiting = list(now.free[len(out) :]), [node for node in now.waiting if node not in taken]
