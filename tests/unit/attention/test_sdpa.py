@@ -65,18 +65,19 @@ def random_span(draw: random.Random, pages: list[int], page_size: int, rows: int
     return Span(table, length, suffix, tuple(seen), [location(bare, index, page_size) for index in own])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([1, 3, 4, 16, 64]),
     st.sampled_from([(4, 4), (6, 2), (3, 1)]),
     st.lists(st.sampled_from([1, 1, 2, 6, 16, 17, 40]), min_size=1, max_size=5),
     st.sampled_from([None, 1, 20]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_rows_see_their_path_and_nothing_else(
-    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int], apart: int | None
+    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int], apart: int | None, dtype: torch.dtype
 ) -> None:
-    compare(seed, page_size, heads, sizes, apart, CPU, torch.float32)
+    compare(seed, page_size, heads, sizes, apart, CPU, dtype)
 
 
 def compare(
