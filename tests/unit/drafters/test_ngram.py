@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -113,6 +115,19 @@ def test_branches_are_different_continuations_the_longest_match_first_then_the_l
     assert proposal.tokens == (40, 30, 50, 41, 31, 51)
     assert proposal.parents == (ROOT, ROOT, ROOT, 0, 1, 2)
     assert proposal.scores[0] > proposal.scores[1] > proposal.scores[2]
+
+
+@settings(deadline=None)
+@given(tokens, st.integers(1, 4))
+def test_scores_of_siblings_are_probabilities(text: list[int], topk: int) -> None:
+    scores = propose(drafter_of(), text, Shape(steps=1, topk=topk)).scores
+    assert sum(math.exp(score) for score in scores) <= 1
+
+
+def test_a_longer_match_is_trusted_more() -> None:
+    scores = [propose(drafter_of(), [*range(9), 99, *range(n)], Shape(steps=4)).scores for n in (1, 2, 3)]
+    assert scores[0] < scores[1] < scores[2]
+    assert all(list(chain) == sorted(chain) for chain in scores)
 
 
 def test_a_tree_goes_on_from_its_tip_and_survives_what_it_foresaw() -> None:
