@@ -1,4 +1,5 @@
-"""Checkpoint folders: tensors in safetensors files, mapped into memory; config.json beside them.
+"""Checkpoint folders: tensors in safetensors files, mapped into memory; config.json beside them. Draft models are often
+published in one file of torch's own instead.
 
 Knows the file format and how to get a model's parameters out of one or many files without a second copy. Does
 not know where a folder came from, nor what a model computes.
@@ -28,10 +29,17 @@ from distspec.errors import ConfigError, ModelNotFound
 from distspec.models.config import ModelConfig
 from distspec.models.llama import Llama, Parts, parameters
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,  # the last two for the vocabularies of draft models
+    "BOOL": torch.bool,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PICKLED = "pytorch_model.bin"
 _ALIGNMENT = 64
 _SAMPLE_BYTES = 256
 
@@ -52,13 +60,17 @@ class Stored:
 
 
 class Checkpoint:
-    """The tensors of a folder, by name. Raises ModelNotFound without weights, ConfigError for broken files."""
+    """The tensors of a folder, by name. field: what names the folder in the configuration.
 
-    def __init__(self, folder: str | Path) -> None:
+    Raises ModelNotFound without weights, ConfigError for broken files.
+    """
+
+    def __init__(self, folder: str | Path, field: str = "model.name") -> None:
         self.folder = Path(folder)
+        self.field = field
         self.tensors: dict[str, Stored] = {}
         for path in weight_files(self.folder):
-            self.tensors |= _map(path)
+            self.tensors |= _map(path, field)
 
     def parameter(self, parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of `parts` one below the other. Raises ConfigError if one is missing or misshapen."""
@@ -74,19 +86,19 @@ class Checkpoint:
     def _stored(self, name: str, shape: tuple[int, ...]) -> Stored:
         stored = self.tensors.get(name)
         if stored is None:
-            raise ConfigError("model.name", f"{self.folder}: tensor {name} is missing")
+            raise ConfigError(self.field, f"{self.folder}: tensor {name} is missing")
         if stored.shape != shape:
-            raise ConfigError("model.name", f"{self.folder}: tensor {name} is {stored.shape}, config.json says {shape}")
+            raise ConfigError(self.field, f"{self.folder}: tensor {name} is {stored.shape}, config.json says {shape}")
         return stored
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder. Raises ModelNotFound if there are none or one of them is absent."""
+    """The files with a folder's weights. Raises ModelNotFound if there are none or one of them is absent."""
     index = folder / INDEX
     if index.is_file():
         files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     else:
-        files = [folder / SINGLE]
+        files = [folder / (PICKLED if (folder / PICKLED).is_file() and not (folder / SINGLE).is_file() else SINGLE)]
     absent = [str(path) for path in files if not path.is_file()]
     if absent:
         raise ModelNotFound(str(folder), absent)
@@ -117,12 +129,17 @@ def save_pretrained(model: Llama, folder: str | Path, tokenizer: Any = None) -> 
 def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     """config.json and model.safetensors, tensors in the order in which parameters are made of them."""
     order = [name for parts in parameters(config).values() for name in parts]
-    dtype = str(tensors[order[0]].dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config.to_tree() | {"dtype": dtype}, indent=2) + "\n")
+    write_files(folder, config.to_tree(), {name: tensors[name] for name in order})
+
+
+def write_files(folder: Path, tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """config.json of a tree, and model.safetensors with tensors in the order given, the first of which says in which
+    dtype the model is."""
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps({**tree, "dtype": dtype}, indent=2) + "\n")
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name in order:
-        tensor = tensors[name]
+    for name, tensor in tensors.items():
         header[name] = {
             "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -133,8 +150,8 @@ def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     with open(folder / SINGLE, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(tensors[name].cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for tensor in tensors.values():
+            file.write(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 
@@ -145,7 +162,12 @@ def fingerprint(folder: str | Path) -> str:
     Hashes the configuration, every tensor's name, dtype and shape, and a sample of its bytes, so that two
     fine-tunes of one model differ; reading it takes milliseconds.
     """
-    digest = hashlib.sha256(repr(ModelConfig.from_pretrained(folder)).encode())
+    return digest_of(repr(ModelConfig.from_pretrained(folder)), folder)
+
+
+def digest_of(config: str, folder: str | Path) -> str:
+    """As `fingerprint`, of a folder whose configuration somebody else has read."""
+    digest = hashlib.sha256(config.encode())
     for name, stored in sorted(Checkpoint(folder).tensors.items()):
         digest.update(f"{name} {NAMES[stored.dtype]} {stored.shape}".encode())
         middle = (stored.begin + stored.end) // 2
@@ -155,12 +177,27 @@ def fingerprint(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _map(path: Path) -> dict[str, Stored]:
+def _map(path: Path, field: str) -> dict[str, Stored]:
+    if path.name == PICKLED:
+        return dict(_unpickled(path, field))
     size = path.stat().st_size
     try:
         return dict(_entries(path, size))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError("model.name", f"{path}: no whole safetensors file: {error}") from None
+        raise ConfigError(field, f"{path}: no whole safetensors file: {error}") from None
+
+
+def _unpickled(path: Path, field: str) -> Iterator[tuple[str, Stored]]:
+    """Tensors of a state dict that torch.save wrote; nothing else is unpickled, so nothing in it is run."""
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever zip, pickle and torch raise
+        raise ConfigError(field, f"{path}: no state dict of tensors: {str(error)[:200]}") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise ConfigError(field, f"{path}: {name} is {tensor.dtype}, supported: {', '.join(map(str, NAMES))}")
+        raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        yield name, Stored(raw, 0, raw.numel(), tensor.dtype, tuple(tensor.shape))
 
 
 def _entries(path: Path, size: int) -> Iterator[tuple[str, Stored]]:

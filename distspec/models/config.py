@@ -7,6 +7,7 @@ devices, or where a checkpoint came from. A variant that would be computed wrong
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,17 +73,24 @@ class ModelConfig:
         Raises ModelNotFound without a config.json, ConfigError for what this code cannot compute.
         """
         path = Path(folder) / "config.json"
-        if not path.is_file():
-            raise ModelNotFound(str(folder), [str(path)])
-        tree = _read(path)
-        _refuse_unsupported(path, tree)
-        try:
-            return cls._of(tree, _eos(tree) | _eos(_read(path.with_name("generation_config.json"))))
-        except KeyError as key:
-            raise ConfigError("model.name", f"{path}: key {key} is missing") from None
+        tree = read_tree(folder)
+        more = _read(path.with_name("generation_config.json"))
+        return cls.from_tree(tree, str(path), eos=_eos(tree) | _eos(more))
 
     @classmethod
-    def _of(cls, tree: dict[str, Any], eos: set[int]) -> ModelConfig:
+    def from_tree(
+        cls, tree: dict[str, Any], where: str, *, field: str = "model.name", eos: Collection[int] = ()
+    ) -> ModelConfig:
+        """The configuration that a config.json, or a part of one, holds. where: it was found; field: what names it in
+        the configuration. Raises ConfigError for what this code cannot compute."""
+        _refuse_unsupported(where, tree, field)
+        try:
+            return cls._of(tree, eos)
+        except KeyError as key:
+            raise ConfigError(field, f"{where}: key {key} is missing") from None
+
+    @classmethod
+    def _of(cls, tree: dict[str, Any], eos: Collection[int]) -> ModelConfig:
         rope = _rope(tree)
         heads, hidden, kind = tree["num_attention_heads"], tree["hidden_size"], tree["model_type"]
         return cls(
@@ -137,15 +145,23 @@ class ModelConfig:
         return tree
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_tree(folder: str | Path, field: str = "model.name") -> dict[str, Any]:
+    """What a folder's config.json holds. Raises ModelNotFound without one, ConfigError if it is no JSON object."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ModelNotFound(str(folder), [str(path)])
+    return _read(path, field)
+
+
+def _read(path: Path, field: str = "model.name") -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         tree = json.loads(path.read_text())
     except ValueError as error:
-        raise ConfigError("model.name", f"{path}: not JSON: {error}") from None
+        raise ConfigError(field, f"{path}: not JSON: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError("model.name", f"{path}: the top level must be an object")
+        raise ConfigError(field, f"{path}: the top level must be an object")
     return tree
 
 
@@ -176,7 +192,7 @@ def _scaling(rope: dict[str, Any]) -> RopeScaling | None:
     )
 
 
-def _refuse_unsupported(path: Path, tree: dict[str, Any]) -> None:
+def _refuse_unsupported(where: str, tree: dict[str, Any], field: str) -> None:
     windowed = tree.get("sliding_window") and tree.get("use_sliding_window", tree.get("model_type") == "mistral")
     found = {
         "model_type": (tree.get("model_type"), tuple(ARCHITECTURES)),
@@ -193,4 +209,4 @@ def _refuse_unsupported(path: Path, tree: dict[str, Any]) -> None:
     for key, (value, supported) in found.items():
         if value not in supported:
             options = " or ".join(map(str, supported))
-            raise ConfigError("model.name", f"{path}: {key} {value!r} is not supported; supported: {options}")
+            raise ConfigError(field, f"{where}: {key} {value!r} is not supported; supported: {options}")

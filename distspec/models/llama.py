@@ -55,9 +55,7 @@ class Layer:
         qk = qkv[:, :turned]
         if self.query_norm is not None and self.key_norm is not None:
             qk = torch.cat((rms(qk[:, :heads], self.query_norm, config), rms(qk[:, heads:], self.key_norm, config)), 1)
-        cos, sin = rope
-        # (a, b) -> (a cos - b sin, b cos + a sin): the minus is in the table, so a roll swaps the halves.
-        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin)
+        qk = rotate(qk, rope)
         return qk[:, :heads], qk[:, heads:], qkv[:, turned:]
 
 
@@ -165,6 +163,13 @@ def make_layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) 
 def rms(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
     """Root-mean-square norm over the last dimension, which is that of `weight`."""
     return F.rms_norm(x, weight.shape, weight, config.rms_eps)
+
+
+def rotate(heads: Tensor, rope: Tensor) -> Tensor:
+    """Rotary embedding of heads [rows, any number, head_dim]; rope: of the rows, as `rotation` gives it."""
+    cos, sin = rope
+    # (a, b) -> (a cos - b sin, b cos + a sin): the minus is in the table, so a roll swaps the halves.
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
 
 
 def rotation(table: Tensor, positions: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ import torch
 
 from distspec.errors import ModelNotFound
 from distspec.models import smollm2
-from distspec.models.checkpoint import load_folder, weight_files
+from distspec.models.checkpoint import PICKLED, load_folder, weight_files
 from distspec.models.llama import Llama
 from distspec.models.tokenizer import load_tokenizer_folder
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.jinja", "model*.safetensors"]
+_HUB_PICKLED = ["*.json", PICKLED]
 
 
 def model_folder(name: str) -> Path:
@@ -59,9 +60,10 @@ def load_tokenizer(name: str) -> Any:
 def _hub_folder(name: str, looked: list[str]) -> Path:
     from huggingface_hub import constants, snapshot_download
 
-    for offline in (True, False):
+    # The pickled file is asked for only where there is no other, so that nobody downloads the same weights twice.
+    for offline, files in ((True, _HUB_FILES), (False, _HUB_FILES), (False, _HUB_PICKLED)):
         try:
-            folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=offline))
+            folder = Path(snapshot_download(name, allow_patterns=files, local_files_only=offline))
             weight_files(folder)
         except (OSError, ValueError, ModelNotFound) as error:
             place = f"hub cache {constants.HF_HUB_CACHE}" if offline else f"hub {constants.ENDPOINT}"

@@ -1,0 +1,83 @@
+"""What draft models that read the target's features are to a drafter, and what they borrow of their target.
+
+Knows the calls, the target's outer parts and a reduced vocabulary. Does not know architectures, files, pages or trees.
+
+A row of such a model is a token and the feature of the position before it, the position that drew the token. So the
+first token of a text has no row, and the row of the token at position p of the text stands at position p - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from distspec.models.base import Attend
+from distspec.models.config import ModelConfig
+from distspec.models.llama import Head, Llama
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The parts of a target that draft models share. norm: the final one. dtype and device are the embedding's."""
+
+    config: ModelConfig
+    embedding: Tensor
+    norm: Tensor
+    head: Head
+
+    @classmethod
+    def of(cls, model: Llama) -> Target:
+        """Of a model that is loaded, whose memory is shared."""
+        return cls(model.config, model.embedding, model.norm, model.head)
+
+
+class DraftHead:
+    """Logits over the target's vocabulary from a head over some of its tokens.
+
+    weight: [tokens, hidden_size]. ids: int64 [tokens], the target's id of each; None: they are the target's.
+    """
+
+    def __init__(self, weight: Tensor, ids: Tensor | None, vocab_size: int) -> None:
+        self._head = Head(weight)
+        self._ids = ids
+        self._vocab_size = vocab_size
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size], -inf for tokens that it does not know."""
+        logits = self._head(hidden)
+        if self._ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+        return whole.index_copy_(1, self._ids, logits)
+
+
+class FeatureModel(Protocol):
+    """One layer fed with tokens and features, its own hidden states being the features of its next step: EAGLE,
+    EAGLE-3, MTP.
+
+    config: of its layer; vocab_size is the target's. taps: the target's features that it reads, see models.Taps.
+    weights: its own parameters, and `ids` where it has a reduced vocabulary, see DraftHead.
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    taps: tuple[int, ...]
+    weights: Mapping[str, Tensor]
+
+    def enter(self, features: Tensor) -> Tensor:
+        """The target's features [rows, len(taps) * the target's hidden_size] as `forward` takes them: [rows,
+        hidden_size]."""
+        ...
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [rows]; features: [rows, hidden_size]. Returns hidden [rows, hidden_size], which
+        are the features of the rows of the next tokens."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size] as forward returns it. Returns float32 [rows, vocab_size] of the target's ids."""
+        ...
