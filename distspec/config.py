@@ -25,7 +25,7 @@ ENV_PREFIX = "DISTSPEC__"
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
-PolicyName = Literal["ar", "sd", "pearl", "dsi", "ssd", "bvsp"]
+PolicyName = Literal["ar", "sd", "pearl", "dsi", "ssd", "bvsp", "auto"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Steps = Annotated[int, Meta(ge=1, le=64)]
 Role = Literal["prefill", "decode", "verify", "draft"]

@@ -15,6 +15,7 @@ from distspec.coordinator.machine import Machine
 from distspec.protocol.messages import (
     ROOT,
     Cancel,
+    Draft,
     Drafted,
     Drop,
     Freed,
@@ -53,7 +54,7 @@ class Bench:
         for command in self.machine.handle(event, self.now_s):
             match command:
                 case events.ToWorker(worker=name, message=message):
-                    out.append((name, message))
+                    out.append((name, without_odds(message)))
                 case events.ToClient(client=name, message=output):
                     # Rows spell what is said; what it cost so far is kept apart.
                     self.usages.append(output.usage)
@@ -88,6 +89,11 @@ class Bench:
     def state(self) -> Any:
         """All that the machine knows, as plain values; without times, and what it notes of one event."""
         return plain({k: v for k, v in vars(self.machine._ctx).items() if k not in ("now", "out", "notes", "heard")})
+
+
+def without_odds(message: Any) -> Any:
+    """Odds change with all that is seen; rows do not spell them."""
+    return replace(message, shape=replace(message.shape, odds=())) if isinstance(message, Draft) else message
 
 
 def plain(value: Any) -> Any:

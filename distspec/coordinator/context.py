@@ -13,9 +13,12 @@ from msgspec import Struct
 from distspec.coordinator import events
 from distspec.coordinator.admission import Credits
 from distspec.coordinator.notes import Emitted, Note, Queued
+from distspec.coordinator.planner import Planner
 from distspec.coordinator.request import Drafting, Holding, Request, State, Task
 from distspec.errors import RequestError
 from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV, Withdraw
+from distspec.speculation.policies import POLICIES
+from distspec.speculation.sizes import Sizes
 
 ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
 
@@ -31,7 +34,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """
 
     policy: str = "sd"
-    allowed_policies: tuple[str, ...] = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp")
+    allowed_policies: tuple[str, ...] = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp", "auto")
     local_drafts: bool = False
     steps: int | tuple[tuple[int, int], ...] | None = None
     topk: int = 1
@@ -49,6 +52,24 @@ class Settings(Struct, frozen=True, kw_only=True):
     unavailable_s: float = 60.0
 
 
+MOST_STEPS = 16
+"""Drafted levels of a round, and nodes of a submission of `dsi`, that `auto` goes to."""
+
+
+def _bounds(settings: Settings) -> Sizes:
+    """What `auto` stays within."""
+    return Sizes(
+        steps=min(MOST_STEPS, settings.room),
+        topk=settings.topk,
+        nodes=settings.room,
+        lookahead=min(MOST_STEPS, settings.room),
+        fan=max(settings.fan, settings.topk),
+        width=settings.width,
+        live=settings.live,
+        early=settings.early,
+    )
+
+
 class Context:
     """The books of the machine. `now`, `out` and `notes` belong to the event being handled."""
 
@@ -62,6 +83,7 @@ class Context:
         self.heard: dict[str, float] = {}
         self.decoder_seen_s: float | None = None
         self._tried, self._kept = 10, 6
+        self.planner = Planner([name for name in settings.allowed_policies if name in POLICIES], _bounds(settings))
         self.now = 0.0
         self.out: list[events.Command] = []
         self.notes: list[Note] = []

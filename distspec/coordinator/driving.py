@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from distspec.coordinator.context import Context
 from distspec.coordinator.notes import Grown
+from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS, Kind
 from distspec.coordinator.request import Request, State
 from distspec.protocol.messages import ROOT, Draft, Drafted, Extend, Shape, Verdict, Withdraw, finish_reason
 from distspec.speculation.length import best_length
@@ -23,16 +24,15 @@ SLACK = 1e-3
 MAX_OFFENCES = 8
 """Nonsense that a draft worker may answer before nobody asks it any more."""
 
-ODDS = (0.6, 0.12, 0.05, 0.03, 0.02)
-"""How often a guess of each rank is taken to be right, until it is known."""
-
 
 def sizes(ctx: Context, request: Request) -> Sizes:
     """The sizes of this request's rounds: as asked by the request, as configured, or the best for what is known."""
     settings = ctx.settings
+    if request.advice is not None:
+        return request.advice.sizes
     levels = steps(ctx, request)
     nodes = settings.nodes or (levels if settings.topk == 1 else settings.live)
-    live = min(settings.live, settings.room) if request.policy in EAGER else settings.live
+    live = min(settings.live, settings.room) if request.acting in EAGER else settings.live
     return Sizes(
         steps=levels,
         topk=settings.topk,
@@ -59,14 +59,14 @@ def steps(ctx: Context, request: Request) -> int:
 
 def wants_lease(ctx: Context, request: Request) -> bool:
     """Plain decoding and local drafting run at home; so does a request for which there is no drafter."""
-    local = ctx.settings.local_drafts and request.policy == "sd"
-    return request.policy == "ar" or local or not has_drafter(ctx, request)
+    local = ctx.settings.local_drafts and request.acting == "sd"
+    return request.acting == "ar" or local or not has_drafter(ctx, request)
 
 
 def drafts_at(ctx: Context, request: Request, home: str) -> bool:
     """Whether a lease at this worker comes with drafts."""
     worker = ctx.credits.workers[home]
-    return worker.hello.drafts and request.policy != "ar" and not worker.barred
+    return worker.hello.drafts and request.acting != "ar" and not worker.barred
 
 
 def local_shape(ctx: Context, request: Request) -> Shape:
@@ -77,8 +77,43 @@ def local_shape(ctx: Context, request: Request) -> Shape:
         topk=wanted.topk,
         width=wanted.topk,
         nodes=max(wanted.live, wanted.nodes),
-        odds=ODDS if ctx.settings.static else (),
+        odds=odds(ctx, request),
     )
+
+
+def odds(ctx: Context, request: Request) -> tuple[float, ...]:
+    """How often guesses of each rank are right, for a static tree; none for a dynamic one."""
+    return ctx.planner.odds(kind(request)) if ctx.settings.static else ()
+
+
+def kind(request: Request) -> Kind:
+    """Requests of a kind share what is known of guesses."""
+    return (request.params.temperature == 0,)
+
+
+def tune(ctx: Context, request: Request) -> bool:
+    """Take the policy and sizes that are best now, for a request that leaves the choice. True if they changed.
+
+    Nothing of the request is in flight, or it is leased and the caller revokes the lease.
+    """
+    if request.policy != "auto":
+        return False
+    local = ctx.settings.local_drafts
+    names = [name for name in ctx.settings.allowed_policies if name in POLICIES]
+    usable = [name for name in names if not local or name in ("ar", "sd")] if has_drafter(ctx, request) else ["ar"]
+    targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
+    drafters = 0 if local else max(1, len(ctx.credits.role("draft")))
+    running = len(ctx.requests) - len(ctx.queue)
+    advice = ctx.planner.advise(kind(request), running, targets, drafters, usable, request.advice)
+    since = request.emitted - request.tuned
+    if advice.policy == "ar" and len(usable) > 1:
+        is_probing = request.advice is not None and request.advice == ctx.planner.probe(usable)
+        if (request.acting == "ar" and since >= PROBE_TOKENS) or (is_probing and since < PROBED_TOKENS):
+            advice = ctx.planner.probe(usable)
+    changed = advice != request.advice
+    if changed:
+        request.acting, request.advice, request.tuned = advice.policy, advice, request.emitted
+    return changed
 
 
 def has_drafter(ctx: Context, request: Request) -> bool:
@@ -106,10 +141,12 @@ def drive(ctx: Context, request: Request) -> None:
     """Commit what is known, then submit and draft what the policy wishes. Ends the request if it is done."""
     if advance(ctx, request):
         return
+    if not request.tasks:
+        tune(ctx, request)
     if wants_lease(ctx, request):
         return  # `settle` leases it once nothing is in flight
     attach(ctx, request)
-    policy = POLICIES[request.policy]()
+    policy = POLICIES[request.acting]()
     grow(ctx, request, policy)
     for submission in policy.submit(situation(ctx, request)):
         submit(ctx, request, submission)
@@ -125,8 +162,16 @@ def grow(ctx: Context, request: Request, policy: Policy) -> None:
 def advance(ctx: Context, request: Request) -> bool:
     """Walk the tree as far as outcomes are known; emit. True if that ended the request."""
     start, reason = request.emitted, None
-    while reason is None and (step := request.tree.step()) is not None:
-        ctx.learn(tried=step.node is not None or bool(step.died), kept=step.node is not None)
+    while reason is None:
+        children = len(request.tree.nodes[request.tree.root].children)
+        step = request.tree.step()
+        if step is None:
+            break
+        tried = step.node is not None or bool(step.died)
+        ctx.learn(tried=tried, kept=step.node is not None)
+        if tried:
+            rank = None if step.node is None else request.tree.rank(step.node)
+            ctx.planner.judged(kind(request), rank, children)
         ctx.notes += request.commit(step)
         reason = finish_reason(request.params, request.emitted, step.token)
     if request.emitted > start:
@@ -162,7 +207,7 @@ def situation(ctx: Context, request: Request) -> Situation:
     """
     busy = {task.worker for task in request.tasks.values()}
     ready = [name for name, hold in request.holds.items() if hold.ticket is None]
-    ready.sort(key=lambda name: (name == request.home) != (request.policy in EAGER))
+    ready.sort(key=lambda name: (name == request.home) != (request.acting in EAGER))
     draft = request.drafting
     return Situation(
         tree=request.tree,
@@ -175,7 +220,7 @@ def situation(ctx: Context, request: Request) -> Situation:
         quick=ctx.settings.quick,
         depth=request.params.max_tokens - request.emitted - 1,
         sizes=sizes(ctx, request),
-        odds=ODDS if ctx.settings.static else (),
+        odds=odds(ctx, request),
     )
 
 
@@ -301,3 +346,7 @@ def tally_round(ctx: Context, request: Request, drafted: int, accepted: int) -> 
     for i in range(accepted):
         request.tally.note(request.tally.accepted, i)
     ctx.learn(tried=min(drafted, accepted + 1), kept=accepted)
+    for _ in range(accepted):
+        ctx.planner.judged(kind(request), 0, 1)
+    if accepted < drafted:
+        ctx.planner.judged(kind(request), None, 1)

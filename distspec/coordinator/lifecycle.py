@@ -140,6 +140,7 @@ def received(ctx: Context, request: Request, worker: str) -> None:
 
 def decode(ctx: Context, request: Request) -> None:
     """KV is at home: drive futures if the policy wants remote work and a drafter is there, else lease."""
+    driving.tune(ctx, request)
     if driving.wants_lease(ctx, request):
         lease(ctx, request)
     else:
@@ -256,7 +257,7 @@ def bind_verifiers(ctx: Context, request: Request) -> None:
         return
     wanted = [name for name in ctx.credits.role("verify") if name not in request.avoid]
     most = 1
-    if request.policy in EAGER:
+    if request.acting in EAGER:
         wanted += [name for name in ctx.credits.spare("decode") if name not in request.avoid | {request.home}]
         most = len(wanted)
     bound = [name for name in request.holds if name != request.home]

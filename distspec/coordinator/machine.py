@@ -169,6 +169,7 @@ class Machine:
         if hello.worker in self._ctx.credits.workers:
             self._lose(hello.worker)
         self._ctx.credits.join(hello)
+        self._ctx.planner.joined(hello)
         self._ctx.heard[hello.worker] = self._ctx.now
         for request in self._ctx.requests.values():
             request.avoid.discard(hello.worker)
@@ -216,6 +217,8 @@ class Machine:
         if isinstance(message, Fault):
             ctx.counters["faults"] += 1
             return
+        if isinstance(message, Verdict | Progress | Drafted):
+            ctx.planner.stepped(isinstance(message, Drafted), message.step)
         request = ctx.requests.get(message.request)
         if isinstance(message, Freed):
             ctx.credits.give_back(event.worker)
@@ -244,6 +247,9 @@ class Machine:
         return message.epoch == request.epoch and worker == request.home
 
     def _verdict(self, request: Request, worker: str, message: Verdict) -> None:
+        task = request.tasks.get(message.task)
+        if task is not None and request.state is State.DRIVEN:
+            self._ctx.planner.turned(self._ctx.now - task.sent_s, message.span)
         if not driving.verdict(request, message):
             return
         if request.state is State.PREFILL:
@@ -310,9 +316,13 @@ class Machine:
     def _tick(self, event: events.Tick) -> None:
         ctx = self._ctx
         for request in list(ctx.requests.values()):
-            if request.state is State.LEASED and not driving.wants_lease(ctx, request):
-                driving.attach(ctx, request)  # first, so that no two leases are revoked for one drafter's credit
-                lifecycle.revoke(ctx, request)
+            if request.state is State.LEASED:
+                changed = driving.tune(ctx, request)
+                leasing = driving.wants_lease(ctx, request)
+                if not leasing:
+                    driving.attach(ctx, request)  # first, so that no two leases are revoked for one drafter's credit
+                if changed or not leasing:
+                    lifecycle.revoke(ctx, request)
             elif request.state is State.DRIVEN:
                 lifecycle.bind_verifiers(ctx, request)
         for worker, since in self._waiting().items():

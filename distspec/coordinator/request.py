@@ -11,6 +11,7 @@ from enum import Enum
 
 from distspec.coordinator.notes import Kept
 from distspec.coordinator.origins import Origins
+from distspec.coordinator.planner import Advice
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import ROOT, Drafted, Node, SamplingParams, Usage
 from distspec.speculation.tree import Step, Tree
@@ -124,6 +125,7 @@ class Tally:
 class Request:
     """One stream. tokens: prompt and output, all committed; emitted: how many of them are output.
 
+    acting: the policy in force, which `auto` changes by advice; tuned: output tokens when it last did.
     fits: it was held to the limits of the fleet. refusals: times it was given up since its last token.
     """
 
@@ -143,6 +145,9 @@ class Request:
         self.prompt_length = len(prompt)
         self.tokens: list[int] = [*prompt, *emitted]
         self.params, self.policy, self.steps = params, policy, steps
+        self.acting = policy if policy != "auto" else "ar"
+        self.advice: Advice | None = None
+        self.tuned = 0
         self.state = State.QUEUED
         self.epoch = 0
         self.tree = Tree()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distspec.coordinator import events
-from distspec.coordinator.driving import MAX_OFFENCES, ODDS
+from distspec.coordinator.driving import MAX_OFFENCES
 from distspec.protocol.messages import (
     ROOT,
     Draft,
@@ -30,7 +30,7 @@ def draft(task: int, keep: int, *tokens: int, epoch: int = 1, steps: int = 2, no
     """With as many levels as may still be emitted: 8 after the prefill of PROMPT, and one less for each token."""
     opening = params() if keep == 0 else None
     depth = 12 - keep - len(tokens)
-    shape = Shape(steps=steps, depth=depth, nodes=nodes, odds=ODDS)
+    shape = Shape(steps=steps, depth=depth, nodes=nodes)
     return Draft(request=1, epoch=epoch, task=task, keep=keep, tokens=tokens, shape=shape, params=opening)
 
 

@@ -7,7 +7,6 @@ from dataclasses import astuple
 import pytest
 
 from distspec.coordinator import events, lifecycle
-from distspec.coordinator.driving import ODDS
 from distspec.protocol.messages import (
     Draft,
     Drop,
@@ -143,7 +142,7 @@ def test_a_lease_is_revoked_when_a_drafter_comes_late() -> None:
                             task=2,
                             keep=0,
                             tokens=(*PROMPT, 8, 9),
-                            shape=Shape(steps=2, depth=7, odds=ODDS),
+                            shape=Shape(steps=2, depth=7),
                             params=params(),
                         ),
                     )
