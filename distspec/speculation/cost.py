@@ -1,0 +1,151 @@
+"""Expected tokens per second of a policy and its sizes, and the best of them.
+
+Knows latency curves, odds of guesses, and how each policy of `policies` spends its time. Does not know requests,
+real trees or messages. Everything is arithmetic on expectations; nothing is random.
+
+A request is a renewal process: rounds of so many tokens that take so long. Two things connect it with the others:
+a step has the rows of every request that is there, and a verifier that others keep busy is only free at the end of a
+step (`Load`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from distspec.speculation.branches import branch_verifying, branching
+from distspec.speculation.curve import Curve
+from distspec.speculation.expected import Bush, Odds, ranking, survival, tau
+from distspec.speculation.load import Load
+from distspec.speculation.sizes import Sizes
+
+
+def rate(policy: str, sizes: Sizes, load: Load, odds: Odds) -> float:
+    """Expected tokens per second of all requests together, under one of POLICIES."""
+    return load.batch * RATES[policy](load, odds, sizes)
+
+
+def plain(load: Load, odds: Odds, sizes: Sizes) -> float:
+    """`ar`, at home and without messages: 1 / t_v."""
+    return 1.0 / load.target(load.sharing())
+
+
+def sequential(load: Load, odds: Odds, sizes: Sizes) -> float:
+    """`sd` (arXiv 2211.17192): tau / (k t_d + t_v), and the hops of both.
+
+    With topk > 1, tau is of the likeliest `nodes` of the tree that so many drafter steps grow.
+    """
+    draft_s = load.draft_s(1) + (sizes.steps - 1) * load.draft_s(sizes.topk) + load.hop_s
+    if sizes.topk == 1:
+        judged = min(sizes.nodes, sizes.steps)
+        return tau(odds, judged) / (draft_s + load.verify_s(judged + 1))
+    live = max(sizes.live, sizes.nodes)
+    order = ranking(odds, sizes.topk, sizes.steps, 2 * live)
+    bush = Bush(order, 0)
+    bush.grow(sizes.steps, sizes.topk, live)
+    nodes = bush.best(sizes.nodes, sizes.topk)
+    tokens = 1.0 + sum(order.value[node] for node in nodes)
+    return tokens / (draft_s + load.verify_s(len(nodes) + 1))
+
+
+def distributed(load: Load, odds: Odds, sizes: Sizes) -> float:
+    """`dsi` (arXiv 2405.14105): 1/(1-a) / (t_v + L t_d a/(1-a^L)) with verifiers enough, L >= t_v / (N t_d).
+
+    The c-th chunk of L guesses is drafted after c L t_d and judged at once; a run of guesses that ends within it costs
+    its start and one forward; the root is chunk 0, judged alone. With fewer verifiers a chunk starts when one is free,
+    each t_v / N, and a single one also judges the root that the chunk before left open.
+    """
+    chunk, verifiers = sizes.lookahead, load.verifiers
+    every_s = chunk * load.draft_s(1) + load.hop_s
+    futures = min(verifiers, math.ceil(load.verify_s(chunk + 1) / every_s))
+    verify_s = load.verify_s(chunk * futures, futures)  # a verifier lacks what the others judged in between
+    right = survival(odds)
+    stride = chunk + (verifiers == 1 and verify_s >= 2 * every_s)
+    seconds = verify_s + right[1] * (load.draft_s(1) / 2 + load.late_s(every_s, verify_s, futures) - every_s)
+    seconds += sum(right[i] for i in range(1, len(right), stride)) * max(every_s, verify_s / verifiers)
+    return sum(right) / seconds
+
+
+def early_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
+    """`pearl` (arXiv 2408.11850): from a fresh root, `lookahead` guesses are judged early; then each forward judges
+    what was drafted during the one before, at most `steps` below the root.
+
+    A run of r guesses takes the first forward, and one more for each s + 1 guesses beyond.
+    """
+    first = min(sizes.lookahead, sizes.steps)
+    call_s = first * load.draft_s(1) + load.hop_s
+    verify_s = load.verify_s(sizes.steps + 1)
+    drafted = int(verify_s / call_s) * first
+    more = max(1, min(sizes.steps + 1, drafted))
+    right = survival(odds)
+    forwards = 1.0 + sum(right[i] for i in range(first + 1, len(right), more))
+    seconds = load.late_s(load.draft_s(1) / 2 + call_s, verify_s) + forwards * max(verify_s, call_s)
+    return sum(right) / seconds
+
+
+RATES: dict[str, Callable[[Load, Odds, Sizes], float]] = {
+    "ar": plain,
+    "sd": sequential,
+    "pearl": early_verifying,
+    "dsi": distributed,
+    "ssd": branching,
+    "bvsp": branch_verifying,
+}
+"""Tokens per second of one request."""
+
+
+def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[str, Sizes, float]:
+    """The policy and sizes with the most expected tokens per second, and how many.
+
+    most: no size goes beyond; its live, fan and width are taken as they are. Plain decoding is always among the
+    choices, and wins ties.
+    """
+    choice, sizes, top = "ar", most, rate("ar", most, load, odds)
+    for policy in policies:
+        for some in choices(policy, most, load):
+            value = rate(policy, some, load, odds)
+            if value > top * (1 + 1e-9):
+                choice, sizes, top = policy, some, value
+    return choice, sizes, top
+
+
+def choices(policy: str, most: Sizes, load: Load) -> Iterator[Sizes]:
+    """Sizes worth comparing: a grid that is fine where little things matter."""
+    steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
+    if policy == "pearl":
+        for k in steps:
+            yield from (replace(most, steps=k, topk=1, nodes=k, lookahead=n) for n in (1, 2) if n <= most.lookahead)
+    elif policy == "dsi":
+        for chunk in (k for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if k <= most.lookahead):
+            yield replace(most, steps=chunk, topk=1, nodes=chunk, lookahead=chunk)
+    elif policy != "ar":
+        for k in steps:
+            for topk in range(1, most.topk + 1):
+                for nodes in _nodes(k, topk, most.nodes):
+                    yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
+
+
+def _nodes(steps: int, topk: int, most: int) -> list[int]:
+    """How many of what so many steps draft to judge: a chain whole, of a tree about a power of two."""
+    if topk == 1:
+        return [steps] if steps <= most else []
+    drafted = topk + (steps - 1) * topk * topk
+    return sorted({min(n, drafted, most) for n in (4, 8, 16, 32, 64) if n >= steps})
+
+
+def admit(probabilities: Iterable[float], curve: Curve, base_rows: int, other_s: float = 0.0) -> float:
+    """The least path probability of a node that is worth its row, over all requests of a step.
+
+    probabilities: of the candidate nodes. base_rows: of the roots, one token each. other_s: seconds of a round
+    besides the step. Admitting the likeliest n yields base_rows + their sum tokens in curve(base_rows + n) + other_s;
+    returned is the probability of the last node of the best n, or infinity where none is worth it.
+    """
+    tokens, threshold = float(base_rows), math.inf
+    top = tokens / (curve(base_rows) + other_s)
+    for n, chance in enumerate(sorted(probabilities, reverse=True), start=1):
+        tokens += chance
+        value = tokens / (curve(base_rows + n) + other_s)
+        if value > top:
+            top, threshold = value, chance
+    return threshold
