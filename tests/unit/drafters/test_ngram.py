@@ -127,7 +127,7 @@ def test_scores_of_siblings_are_probabilities(text: list[int], topk: int) -> Non
 def test_a_longer_match_is_trusted_more() -> None:
     scores = [propose(drafter_of(), [*range(9), 99, *range(n)], Shape(steps=4)).scores for n in (1, 2, 3)]
     assert scores[0] < scores[1] < scores[2]
-    assert all(list(chain) == sorted(chain) for chain in scores)
+    assert all(list(chain) == sorted(set(chain)) for chain in scores)
 
 
 def test_a_tree_goes_on_from_its_tip_and_survives_what_it_foresaw() -> None:
