@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from msgspec import structs
 
 from distspec import config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
+from distspec.drafters.ngram import NgramDrafter
 from distspec.engine import Engine
 from distspec.models import random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import ROOT, Extend, Lease, Progress, SamplingParams, finish_reason
+from distspec.protocol.messages import ROOT, Extend, Lease, Progress, SamplingParams, Shape, finish_reason
 from distspec.rounds import Desk, Reply
 from distspec.sampling import SamplingRows, draw
 from tests.causal import logits
@@ -92,8 +94,17 @@ def extend(request: int, tokens: Sequence[int], params: SamplingParams = GREEDY,
     return Extend(request=request, epoch=1, task=request, start=0, tokens=tuple(tokens), params=params, **more)  # type: ignore[arg-type]
 
 
-def lease(request: int, tokens: Sequence[int], params: SamplingParams = GREEDY, drafts: int = 0) -> Lease:
-    return Lease(request=request, epoch=1, start=0, tokens=tuple(tokens), num_speculative_tokens=drafts, params=params)
+def chain(drafts: int) -> dict[str, Any]:
+    """What a Lease says for rounds of a chain of so many drafts, 0 for none."""
+    return {"shape": Shape(steps=drafts) if drafts else None, "nodes": drafts}
+
+
+def lease(
+    request: int, tokens: Sequence[int], params: SamplingParams = GREEDY, drafts: int = 0, **more: object
+) -> Lease:
+    """The first message of a request that is leased at once."""
+    fields = {**chain(drafts), **more}
+    return Lease(request=request, epoch=1, start=0, tokens=tuple(tokens), params=params, **fields)
 
 
 def stream(replies: Sequence[Reply], request: int) -> list[int]:
@@ -107,11 +118,15 @@ def stream(replies: Sequence[Reply], request: int) -> list[int]:
 
 
 class Guess:
-    """A drafter that knows each text and hands it to `grow`, which says what hangs below it."""
+    """A drafter that knows each text and hands it to `grow`, which says what hangs below it.
+
+    The shape of the row that `grow` sees says how many levels there are by now, not how many more are wanted.
+    """
 
     def __init__(self, grow: Callable[[DraftRow, tuple[int, ...]], Proposal]) -> None:
         self._grow = grow
         self._texts: dict[int, tuple[int, ...]] = {}
+        self._levels: dict[int, int] = {}
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         out = []
@@ -119,20 +134,27 @@ class Guess:
             known = self._texts.get(row.request, ())
             assert row.keep <= len(known)
             text = self._texts[row.request] = known[: row.keep] + row.tokens
-            out.append(self._grow(row, text))
+            levels = self._levels.get(row.request, 0) if text == known else 0
+            levels = self._levels[row.request] = min(levels + row.shape.steps, row.shape.depth)
+            out.append(self._grow(dataclasses.replace(row, shape=structs.replace(row.shape, steps=levels)), text))
         return out
 
     def forget(self, request: int) -> None:
         self._texts.pop(request, None)
+        self._levels.pop(request, None)
 
     def check(self) -> None:
         """There are no pages."""
 
 
+def ngram() -> Drafter:
+    return NgramDrafter(config.Ngram(), max_model_len=SHAPE.max_position, device=CPU)
+
+
 def oracle(row: DraftRow, text: tuple[int, ...]) -> Proposal:
     """What the target will say."""
     tokens: list[int] = []
-    for _ in range(row.count):
+    for _ in range(min(row.shape.steps, row.shape.nodes)):
         tokens.append(next_token(model(), (*text, *tokens), row.params))
     return Proposal.chain(tokens)
 
@@ -143,12 +165,12 @@ def wrong(row: DraftRow, text: tuple[int, ...]) -> Proposal:
 
 
 def bushy(row: DraftRow, text: tuple[int, ...]) -> Proposal:
-    """A tree with the right token as the second child of each node on the right path, as far as count goes."""
+    """A tree whose right token is the last of `topk` children (two, if topk is 1) of each node on the right path."""
     tokens: list[int] = []
     parents: list[int] = []
-    above = ROOT
+    above, wide, most = ROOT, max(2, row.shape.topk), row.shape.nodes
     for right in oracle(row, text).tokens:
-        tokens += [(right + 1) % SHAPE.vocab_size, right]
-        parents += [above, above]
+        tokens += [(right + other) % SHAPE.vocab_size for other in range(wide - 1, -1, -1)]
+        parents += [above] * wide
         above = len(tokens) - 1
-    return Proposal(tuple(tokens[: row.count]), tuple(parents[: row.count]))
+    return Proposal(tuple(tokens[:most]), tuple(parents[:most]))

@@ -26,6 +26,10 @@ class Segment:
     nodes: tuple[Node, ...] = ()
     want: bool = True
 
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) + len(self.nodes)
+
 
 Guesses = tuple[tuple[int, float], ...]
 """(token, log-probability) pairs, the best first."""

@@ -70,12 +70,15 @@ class Sequence:
         if pages > 0:
             self.pages += self._books.allocate(pages)
 
-    def trim(self) -> None:
-        """Give back the pages that hold nothing."""
+    def trim(self, spare: int = 0) -> int:
+        """Give back the pages that hold nothing, but for room for `spare` positions more; how many these were."""
         top = max((live.index + 1 for live in self._live.values()), default=0)
-        used = -(-max(top, self.length) // self._books.page_size)
-        self._books.release(self.pages[used:])
-        del self.pages[used:]
+        used = -(-max(top, self.length + len(self._live) + spare) // self._books.page_size)
+        gone = self.pages[used:]
+        if gone:
+            self._books.release(gone)
+            del self.pages[used:]
+        return len(gone)
 
     def append(self, tokens: Iterable[int]) -> list[int]:
         """Commit tokens that were no nodes; returns their logical indices, whose KV is still to be written.

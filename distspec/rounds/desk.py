@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 
 from distspec.drafters.base import Drafter
-from distspec.engine import Engine, Segment
+from distspec.engine import Engine
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
 from distspec.protocol.messages import (
     Draft,
@@ -31,11 +31,12 @@ from distspec.protocol.messages import (
     SendKV,
     TransferLost,
     Verdict,
+    Withdraw,
 )
+from distspec.rounds.admission import Admission
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.held import Held, Holdings
 from distspec.rounds.lease import accept, draft
-from distspec.rounds.plan import share
 from distspec.rounds.work import Work
 
 Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
@@ -53,15 +54,15 @@ class Desk:
         self._engine = engine
         self._drafter = drafter
         self._drafting = DraftDesk(drafter, clock) if drafter is not None else None
-        self._budget = max_num_batched_tokens
         self._clock = clock
         self._held = Holdings(engine, self._drafting)
+        self._admission = Admission(engine, self._held, max_num_batched_tokens)
         self._outbox: list[Reply] = []
         self._arrivals = count()
 
     # -- messages ------------------------------------------------------------------------------
 
-    def receive(self, message: Extend | Lease | Revoke | Drop | Draft) -> list[Reply]:
+    def receive(self, message: Extend | Lease | Withdraw | Revoke | Drop | Draft) -> list[Reply]:
         """Take a message; what can be answered without computing is answered at once.
 
         Messages of an epoch that is over for the request are ignored, and so are those that go on with a
@@ -78,6 +79,8 @@ class Desk:
             return [Freed(request=held.request, epoch=held.epoch)] if freed else []
         if isinstance(message, Draft):
             return self._take_draft(held, message)
+        if isinstance(message, Withdraw):
+            return self._withdraw(held, message)
         held.inbox.append(message)
         return self._advance(held)
 
@@ -106,8 +109,20 @@ class Desk:
                 raise IllegalTransition("no drafter here")
             self._drafting.take(message)
         except IllegalTransition:
-            return [self._give_up(held, "state", message.task)]
+            return [self._held.give_up(held, "state", message.task)]
         return []
+
+    def _withdraw(self, held: Held, message: Withdraw) -> list[Reply]:
+        """Leave out the nodes that are not computed yet, of the work that runs as of those that wait."""
+        for waiting in held.inbox:
+            if isinstance(waiting, Extend) and waiting.task in message.tasks:
+                held.withdrawn.update(node.id for node in waiting.nodes)
+        work = held.work
+        if work is None or not isinstance(work.message, Extend) or work.message.task not in message.tasks:
+            return []
+        held.withdrawn.update(node.id for node in work.nodes)
+        work.nodes.clear()
+        return [] if work.rows else self._finish(held, self._clock())
 
     def _advance(self, held: Held) -> list[Reply]:
         """Handle the messages of a request up to the one that has to be computed."""
@@ -118,7 +133,7 @@ class Desk:
                 replies += self._revoke(held, message) if isinstance(message, Revoke) else self._begin(held, message)
             except IllegalTransition:
                 task = message.task if isinstance(message, Extend) else None
-                replies.append(self._give_up(held, "state", task))
+                replies.append(self._held.give_up(held, "state", task))
         return replies
 
     def _begin(self, held: Held, message: Extend | Lease) -> list[Reply]:
@@ -129,14 +144,18 @@ class Desk:
         cached = sequence.length if held.fresh else 0  # of the message's own tokens, which start at 0
         held.params = message.params or held.params
         if message.commit or message.drop:
-            self._engine.commit(held.slot, message.commit, message.drop)
+            self._engine.commit(
+                held.slot, message.commit, [node for node in message.drop if node not in held.withdrawn]
+            )
+            held.withdrawn.difference_update(message.drop)
             sequence.trim()
         if message.start != sequence.length - cached:
             raise IllegalTransition(f"request {held.request} has {sequence.length} tokens, not {message.start}")
         if isinstance(message, Lease):
             self._check_lease(message, held.params, len(sequence.nodes))
         held.fresh = False
-        held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached)
+        nodes = held.remaining(message) if isinstance(message, Extend) else ()
+        held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached, nodes)
         if isinstance(message, Lease):
             held.lease, held.emitted, held.told = message, message.emitted, 0
             held.shape, held.most = message.shape, message.nodes
@@ -164,14 +183,6 @@ class Desk:
         revoked = Revoked(request=held.request, epoch=message.epoch, length=held.emitted, computed=sequence.length)
         return [*replies, revoked]
 
-    def _give_up(self, held: Held, reason: str, task: int | None = None) -> Refused:
-        """Free a request that cannot go on here. task: the future that ends, else that of its work or inbox."""
-        waiting = ([held.work.message] if held.work else []) + list(held.inbox)
-        tasks = [task] if task is not None else [m.task for m in waiting if isinstance(m, Extend)]
-        held.silent = True  # the Refused says it, once
-        self._held.release(held)
-        return Refused(request=held.request, epoch=held.epoch, reason=reason, task=tasks[0] if tasks else None)
-
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self) -> list[Reply]:
@@ -180,15 +191,17 @@ class Desk:
         if self._drafter is not None and self._drafting is not None:
             replies += self._drafting.step()
             replies += self._draft(self._drafter)
-        rows = self._admit(replies)
+        rows, refused = self._admission.admit()
+        replies += refused
         if not rows:
             return replies
         began_s = self._clock()
         outcomes = self._engine.step([segment for _, segment in rows])
         ended_s = self._clock()
+        step = (sum(segment.rows for _, segment in rows), ended_s - began_s)
         for (held, segment), outcome in zip(rows, outcomes, strict=True):
             assert held.work is not None
-            held.work.absorb(segment, outcome, began_s)
+            held.work.absorb(segment, outcome, began_s, step)
             if not held.work.rows:
                 replies += self._finish(held, ended_s)
         return replies
@@ -204,50 +217,6 @@ class Desk:
                 held.told, held.shape = 0, None
             return [Fault(reason=f"drafter: {type(error).__name__}: {error}")]
         return []
-
-    def _admit(self, replies: list[Reply]) -> list[tuple[Held, Segment]]:
-        """The segments of the next step, pages reserved. Adds a Refused for each request given up for pages."""
-        by_work = {id(held.work): held for held in self._held if held.work is not None}
-        rows: dict[int, tuple[Held, Segment]] = {}
-        for work, most in share([held.work for held in self._held if held.work], self._budget):
-            held = by_work[id(work)]
-            while held.work is work:
-                segment = work.segment(held.slot, most)
-                try:
-                    self._fit(segment)
-                except OutOfPages:
-                    if not self._make_room(held, rows, replies):
-                        break
-                except IllegalTransition:
-                    replies.append(self._give_up(held, "state"))
-                else:
-                    rows[held.request] = held, segment
-                    break
-        return list(rows.values())
-
-    def _fit(self, segment: Segment) -> None:
-        """Reserve pages and prove the segment legal. Raises OutOfPages, IllegalTransition."""
-        self._engine.reserve(segment.slot, len(segment.tokens) + len(segment.nodes))
-        end = self._engine.sequence(segment.slot).check(len(segment.tokens), segment.nodes)
-        if end > self._engine.max_model_len:
-            raise IllegalTransition(f"{end} tokens, max_model_len is {self._engine.max_model_len}")
-
-    def _make_room(self, held: Held, rows: dict[int, tuple[Held, Segment]], replies: list[Reply]) -> bool:
-        """Free pages for `held`: its own drafts give way first, then the request opened last, itself at worst.
-
-        Requests with a transfer under way are passed over, since their pages could not be used yet. False if
-        nothing is left to give.
-        """
-        assert held.work is not None
-        if held.lease is not None and held.work.tokens and held.work.nodes:
-            held.work.nodes.clear()
-            return True
-        victim = self._held.newest()
-        if victim is None:
-            return False
-        rows.pop(victim.request, None)
-        replies.append(self._give_up(victim, "pages"))
-        return True
 
     def _finish(self, held: Held, ended_s: float) -> list[Reply]:
         """A work is computed: answer it, and go on with the request."""
@@ -265,6 +234,7 @@ class Desk:
             outcomes=tuple(work.outcomes),
             cached=work.cached,
             span=span,
+            step=work.step,
         )
         return [verdict, *self._advance(held)]
 
@@ -273,12 +243,12 @@ class Desk:
         walk = accept(work.judged, work.outcomes, held.params, held.emitted)
         dead = tuple(node.id for node in work.judged if node.id not in walk.path)
         self._engine.commit(held.slot, walk.path, dead)
-        self._engine.sequence(held.slot).trim()
         start, held.emitted = held.emitted, held.emitted + len(walk.tokens)
         if walk.ended is None:
             held.work = Work(work.message, walk.tokens[-1:], next(self._arrivals))
         else:
             held.work = held.lease = None
+        self._engine.sequence(held.slot).trim(held.ahead)
         return Progress(
             request=held.request,
             epoch=work.message.epoch,
@@ -288,6 +258,7 @@ class Desk:
             accepted=(len(walk.path),),
             ended=walk.ended,
             span=span,
+            step=work.step,
         )
 
     # -- transfers -----------------------------------------------------------------------------
@@ -331,7 +302,7 @@ class Desk:
         try:
             self._engine.reserve(held.slot, message.length)
         except OutOfPages:
-            return self._give_up(held, "pages")
+            return self._held.give_up(held, "pages")
         held.receiving = message.ticket
         held.tickets[message.ticket] = self._clock()
         return held.slot

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine
-from distspec.protocol.messages import Extend, Freed, Lease, Revoke, SamplingParams, Shape
+from distspec.protocol.messages import Extend, Freed, Lease, Node, Refused, Revoke, SamplingParams, Shape
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.work import Work
 
@@ -22,7 +22,8 @@ class Held:
     fresh: nothing of it was begun, what its sequence holds came from the prefix cache. lease: the lease that runs.
     shape: of the drafter's tree in its rounds (None: no drafts). most: nodes of it that are judged. emitted: output
     tokens of the stream, as far as known here. told: length of the drafter's text of it. tickets: when each transfer
-    under way began, by number. receiving: the ticket whose KV is on the way here. silent: nobody waits for its Freed.
+    under way began, by number. receiving: the ticket whose KV is on the way here. withdrawn: nodes that were left out,
+    and which nobody has dropped yet. silent: nobody waits for its Freed.
     """
 
     request: int
@@ -39,6 +40,7 @@ class Held:
     told: int = 0
     tickets: dict[int, float] = field(default_factory=dict)
     receiving: int | None = None
+    withdrawn: set[int] = field(default_factory=set)
     silent: bool = False
 
     @property
@@ -50,6 +52,30 @@ class Held:
     def drafting(self) -> bool:
         """A leased round is about to begin, and its drafter was not asked yet."""
         return self.lease is not None and self.work is not None and len(self.work.tokens) == 1 and not self.work.drafted
+
+    @property
+    def ahead(self) -> int:
+        """Positions from the last committed token on that two rounds of the lease need at most; 0 without one.
+
+        A round needs one for the token, and as many as its nodes: those that are judged, or those that a drafter
+        which shares the pages would write. The last output token is never computed, and nothing is drafted for it.
+        """
+        if self.lease is None:
+            return 0
+        left, nodes = self.params.max_tokens - self.emitted, 0
+        if self.shape is not None and left > 1:
+            nodes = max(self.shape.steps * self.shape.topk, self.most)
+        return min(2, left) * (1 + nodes)
+
+    def remaining(self, message: Extend) -> list[Node]:
+        """The nodes of a message but for those that were withdrawn, and what hangs on them, which is withdrawn too."""
+        nodes = []
+        for node in message.nodes:
+            if node.id in self.withdrawn or node.parent in self.withdrawn:
+                self.withdrawn.add(node.id)
+            else:
+                nodes.append(node)
+        return nodes
 
 
 class Holdings:
@@ -91,6 +117,14 @@ class Holdings:
             return False
         self._engine.close(held.slot)
         return True
+
+    def give_up(self, held: Held, reason: str, task: int | None = None) -> Refused:
+        """Free a request that cannot go on here. task: the future that ends, else that of its work or inbox."""
+        waiting = ([held.work.message] if held.work else []) + list(held.inbox)
+        tasks = [task] if task is not None else [m.task for m in waiting if isinstance(m, Extend)]
+        held.silent = True  # the Refused says it, once
+        self.release(held)
+        return Refused(request=held.request, epoch=held.epoch, reason=reason, task=tasks[0] if tasks else None)
 
     def newest(self) -> Held | None:
         """The request opened last among those whose pages would be free at once."""

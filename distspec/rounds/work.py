@@ -17,14 +17,17 @@ class Work:
 
     tokens: committed, their KV not computed yet; `length` of them at first. nodes: not judged yet.
     outcomes: (node id, token) so far, the one of ROOT first. judged: nodes that have theirs. arrival orders
-    works; waited: steps in a row that had no room for it. drafted: the drafter was asked for this round.
+    works; waited: steps in a row that had no room for it. drafted: the drafter was asked for this round. step: rows,
+    and seconds, of the last step that it took part in.
     """
 
-    def __init__(self, message: Extend | Lease, tokens: Seq[int], arrival: int, cached: int = 0) -> None:
+    def __init__(
+        self, message: Extend | Lease, tokens: Seq[int], arrival: int, cached: int = 0, nodes: Seq[Node] = ()
+    ) -> None:
         self.message = message
         self.tokens = deque(tokens)
         self.length = len(tokens)
-        self.nodes = deque(message.nodes if isinstance(message, Extend) else ())
+        self.nodes = deque(nodes)
         self.outcomes: list[tuple[int, int]] = []
         self.judged: list[Node] = []
         self.arrival = arrival
@@ -32,6 +35,7 @@ class Work:
         self.waited = 0
         self.drafted = False
         self.began_s: float | None = None
+        self.step = (0, 0.0)
 
     @property
     def rows(self) -> int:
@@ -44,7 +48,7 @@ class Work:
         nodes = tuple(self.nodes)[: rows - len(tokens)]
         return Segment(slot=slot, tokens=tokens, nodes=nodes, want=len(tokens) == len(self.tokens))
 
-    def absorb(self, segment: Segment, outcome: Outcome[int], began_s: float) -> None:
+    def absorb(self, segment: Segment, outcome: Outcome[int], began_s: float, step: tuple[int, float]) -> None:
         """A segment was computed in a step that began at began_s."""
         for _ in segment.tokens:
             self.tokens.popleft()
@@ -54,3 +58,4 @@ class Work:
             self.outcomes.append((ROOT, outcome.root))
         self.outcomes += [(node.id, token) for node, token in zip(segment.nodes, outcome.nodes, strict=True)]
         self.began_s = began_s if self.began_s is None else self.began_s
+        self.step = step

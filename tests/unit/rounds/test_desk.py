@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from distspec.protocol.messages import (
     SendKV,
     TransferLost,
     Verdict,
+    Withdraw,
 )
 from distspec.rounds import Desk
 from tests.desks import GREEDY, SEEDED, SHAPE, desk, engine, extend, lease, model, next_token, plain, run, stream
@@ -43,7 +45,8 @@ def answer(subject: Desk, message: Extend) -> Verdict:
 
 
 def then(start: int, tokens: Sequence[int] = (), nodes: Sequence[Node] = (), **more: object) -> Extend:
-    return Extend(request=1, epoch=1, task=99, start=start, tokens=tuple(tokens), nodes=tuple(nodes), **more)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"epoch": 1, "task": 99, **more}
+    return Extend(request=1, start=start, tokens=tuple(tokens), nodes=tuple(nodes), **fields)
 
 
 def gone(of: Desk, request: int) -> bool:
@@ -111,6 +114,22 @@ def test_a_span_covers_all_steps_of_an_extend() -> None:
     assert verdict.span == (1.0, 6.0), "three steps, each read off a clock before and after"
 
 
+def test_a_verdict_says_what_its_last_step_took() -> None:
+    subject = desk(engine(4), budget=8)
+    subject.receive(extend(1, PROMPT))
+    subject.receive(extend(2, PROMPT[:3]))
+    steps = {reply.request: reply.step for reply in run(subject) if isinstance(reply, Verdict)}
+    assert steps == {1: (5, 1.0), 2: (5, 1.0)}, "two rows and three share the second step"
+    assert answer_at_once(subject).step == (0, 0.0)
+
+
+def answer_at_once(subject: Desk) -> Verdict:
+    """The Verdict of an Extend that asks for nothing."""
+    [verdict] = subject.receive(then(10))
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
 def test_long_prompts_and_running_streams_share_steps() -> None:
     subject = desk(engine(), budget=8)
     subject.receive(lease(1, (3,)))
@@ -120,6 +139,64 @@ def test_long_prompts_and_running_streams_share_steps() -> None:
     verdict = next(i for i, reply in enumerate(replies) if isinstance(reply, Verdict))
     assert verdict >= 50 // 8, "each chunk of the prompt let the stream go on"
     assert all(isinstance(reply, Progress) for reply in replies[:verdict])
+
+
+# -- withdrawal ------------------------------------------------------------------------------------
+
+
+def withdraw(*tasks: int, epoch: int = 1) -> Withdraw:
+    return Withdraw(request=1, epoch=epoch, tasks=tasks)
+
+
+TREE = (Node(id=1, parent=ROOT, token=3), Node(id=2, parent=1, token=4), Node(id=3, parent=ROOT, token=9))
+
+
+def test_nodes_that_were_withdrawn_are_not_computed_and_may_be_dropped_later() -> None:
+    subject = desk(engine(4))
+    subject.receive(extend(1, PROMPT, nodes=TREE))
+    assert subject.receive(withdraw(1)) == []
+    [verdict] = run(subject)
+    assert isinstance(verdict, Verdict)
+    assert verdict.outcomes == ((ROOT, y(*PROMPT)),)
+    assert verdict.step[0] == len(PROMPT)
+    fresh = answer(subject, then(10, [5], drop=(1, 2, 3), nodes=[Node(id=4, parent=ROOT, token=6)]))
+    assert dict(fresh.outcomes) == {ROOT: y(*PROMPT, 5), 4: y(*PROMPT, 5, 6)}
+
+
+def test_what_was_computed_before_it_was_withdrawn_is_answered_and_must_be_dropped() -> None:
+    of = engine(4)
+    subject = desk(of, budget=len(PROMPT) + 1)
+    subject.receive(extend(1, PROMPT, nodes=TREE))
+    assert subject.step() == []
+    [verdict] = subject.receive(withdraw(1))
+    assert isinstance(verdict, Verdict)
+    assert dict(verdict.outcomes) == {ROOT: y(*PROMPT), 1: y(*PROMPT, 3)}
+    assert not subject.ready()
+    answer(subject, then(11, [5], commit=(1,), drop=(2, 3)))
+    assert list(of.sequence(0).nodes) == []
+
+
+def test_a_task_that_waits_loses_its_nodes_and_those_that_hang_on_them() -> None:
+    subject = desk(engine(4))
+    subject.receive(extend(1, PROMPT))
+    subject.receive(then(10, nodes=TREE[:2], task=7))
+    subject.receive(then(10, nodes=[Node(id=8, parent=2, token=5), Node(id=9, parent=ROOT, token=5)], task=8))
+    assert subject.receive(withdraw(7)) == []
+    outcomes = {reply.task: reply.outcomes for reply in run(subject) if isinstance(reply, Verdict)}
+    assert outcomes == {1: ((ROOT, y(*PROMPT)),), 7: (), 8: ((9, y(*PROMPT, 5)),)}
+    assert answer(subject, then(10, [5], drop=(1, 2, 8, 9))).outcomes == ((ROOT, y(*PROMPT, 5)),)
+
+
+def test_a_withdrawal_of_what_is_over_says_nothing_and_changes_nothing() -> None:
+    subject = desk(engine(4))
+    assert subject.receive(withdraw(1)) == []
+    answer(subject, extend(1, PROMPT, nodes=TREE))
+    assert subject.receive(withdraw(1)) == subject.receive(withdraw(99)) == []
+    kept = answer(subject, then(10, nodes=[Node(id=4, parent=2, token=6)]))
+    assert kept.outcomes == ((4, y(*PROMPT, 3, 4, 6)),)
+    subject.receive(then(10, nodes=[Node(id=5, parent=4, token=6)], epoch=3))
+    assert subject.receive(withdraw(99, epoch=2)) == [], "of an epoch that is over"
+    assert [reply.outcomes for reply in run(subject) if isinstance(reply, Verdict)] == [((5, y(*PROMPT, 3, 4, 6, 6)),)]
 
 
 # -- disagreements -----------------------------------------------------------------------------------

@@ -7,9 +7,7 @@ from random import Random
 
 import pytest
 
-from distspec.config import Ngram
 from distspec.drafters.base import Drafter, DraftRow, Proposal
-from distspec.drafters.ngram import NgramDrafter
 from distspec.protocol.messages import (
     Draft,
     Drafted,
@@ -21,15 +19,20 @@ from distspec.protocol.messages import (
     Refused,
     Revoke,
     Revoked,
+    Shape,
     Verdict,
 )
 from distspec.rounds import DraftDesk
-from tests.desks import GREEDY, SHAPE, Guess, Ticks, desk, engine, extend, oracle, plain, run
+from tests.desks import GREEDY, Guess, Ticks, chain, desk, engine, extend, ngram, oracle, plain, run
+
+TWO = Shape(steps=2)
 
 
-def message(request: int, task: int, keep: int, tokens: Sequence[int], count: int = 2, epoch: int = 1) -> Draft:
-    params = None if keep else GREEDY
-    return Draft(request=request, epoch=epoch, task=task, keep=keep, tokens=tuple(tokens), count=count, params=params)
+def message(
+    request: int, task: int, keep: int, tokens: Sequence[int], epoch: int = 1, shape: Shape = TWO, params: bool = True
+) -> Draft:
+    given = GREEDY if params and not keep else None
+    return Draft(request=request, epoch=epoch, task=task, keep=keep, tokens=tuple(tokens), shape=shape, params=given)
 
 
 class Told(Guess):
@@ -168,10 +171,6 @@ def test_a_draft_that_nobody_can_make_gives_the_request_up() -> None:
         subject.check()
 
 
-def ngram() -> Drafter:
-    return NgramDrafter(Ngram(), max_model_len=SHAPE.max_position)
-
-
 @pytest.mark.parametrize("make", [ngram, lambda: Guess(oracle)])
 def test_leases_and_drafts_of_one_request_may_take_turns(make: Callable[[], Drafter]) -> None:
     """Both use the drafter's one sequence of the request: each goes on as if the other had not been there."""
@@ -180,7 +179,7 @@ def test_leases_and_drafts_of_one_request_may_take_turns(make: Callable[[], Draf
 
     def lease(epoch: int, start: int, emitted: int) -> Lease:
         tokens = tuple((prompt + right)[start : len(prompt) + emitted])
-        return Lease(request=1, epoch=epoch, start=start, tokens=tokens, emitted=emitted, num_speculative_tokens=2)
+        return Lease(request=1, epoch=epoch, start=start, tokens=tokens, emitted=emitted, **chain(2))
 
     subject.receive(extend(1, prompt))
     subject.receive(message(1, 11, 0, [*prompt, right[0]]))

@@ -12,9 +12,7 @@ from random import Random
 
 import pytest
 
-from distspec.config import Ngram
 from distspec.drafters.base import Drafter
-from distspec.drafters.ngram import NgramDrafter
 from distspec.protocol.messages import (
     ROOT,
     Drop,
@@ -32,7 +30,7 @@ from distspec.protocol.messages import (
     finish_reason,
 )
 from distspec.rounds import Desk, Reply
-from tests.desks import SHAPE, Guess, bushy, desk, engine, model, next_token
+from tests.desks import SHAPE, Guess, bushy, chain, desk, engine, model, next_token, ngram
 
 PREFIXES = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 9), (8,))
 
@@ -183,7 +181,7 @@ class Coordinator:
             commit=tuple(stream.commit),
             drop=(*stream.dead, *stream.nodes),
             emitted=stream.emitted,
-            num_speculative_tokens=self.random.randrange(4),
+            **chain(self.random.randrange(4)),
             params=stream.params,
         )
         stream.forget()
@@ -256,7 +254,7 @@ class Coordinator:
                 stream.state, stream.computed = "open", reply.computed
 
 
-DRAFTERS: list[Drafter | None] = [None, NgramDrafter(Ngram(), max_model_len=SHAPE.max_position), Guess(bushy)]
+DRAFTERS: list[Drafter | None] = [None, ngram(), Guess(bushy)]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.config import Ngram
 from distspec.drafters.base import Drafter, DraftRow, Proposal
-from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.protocol.messages import (
     ROOT,
@@ -20,7 +18,6 @@ from distspec.protocol.messages import (
     Lease,
     Node,
     Progress,
-    Refused,
     Revoke,
     Revoked,
     SamplingParams,
@@ -32,10 +29,11 @@ from tests.desks import (
     SHAPE,
     Guess,
     bushy,
+    chain,
     desk,
     engine,
-    extend,
     lease,
+    ngram,
     oracle,
     plain,
     run,
@@ -48,13 +46,16 @@ PROMPT = (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
 
 def standalone(seed: int) -> Drafter:
     return StandaloneDrafter(
-        engine(seed=seed, page_size=4), max_num_batched_tokens=16, max_model_len=SHAPE.max_position
+        engine(seed=seed, page_size=4),
+        max_num_batched_tokens=16,
+        max_scratch_nodes=64,
+        max_model_len=SHAPE.max_position,
     )
 
 
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
-    "ngram": lambda: NgramDrafter(Ngram(), max_model_len=SHAPE.max_position),
+    "ngram": ngram,
     "oracle": lambda: Guess(oracle),
     "wrong": lambda: Guess(wrong),
     "bushy": lambda: Guess(bushy),
@@ -148,40 +149,14 @@ def test_a_revoked_lease_goes_on_elsewhere_with_the_same_tokens(steps: int) -> N
         start=revoked.computed,
         tokens=text[revoked.computed :],
         emitted=len(tokens),
-        num_speculative_tokens=4,
+        **chain(4),
     )
     assert one.receive(more) == []
-    whole = Lease(
-        request=1, epoch=2, start=0, tokens=text, emitted=len(tokens), num_speculative_tokens=2, params=SEEDED
-    )
+    whole = Lease(request=1, epoch=2, start=0, tokens=text, emitted=len(tokens), params=SEEDED, **chain(2))
     assert two.receive(whole) == []
     for subject in (one, two):
         rest = [token for reply in run(subject) if isinstance(reply, Progress) for token in reply.tokens]
         assert [*tokens, *rest] == plain(PROMPT, SEEDED)
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_a_round_returns_the_pages_that_it_did_not_use(page_size: int) -> None:
-    of = engine(page_size)
-    subject = desk(of, Guess(wrong))
-    subject.receive(lease(1, PROMPT, GREEDY, drafts=9))
-    while subject.ready():
-        subject.step()
-        sequence = of.sequence(0)
-        assert len(sequence.pages) == -(-sequence.length // page_size)
-
-
-def test_drafts_give_way_before_a_request_does() -> None:
-    stopping = SamplingParams(max_tokens=40, seed=1, stop_token_ids=(plain(PROMPT, SEEDED)[8],))
-    tokens = plain(PROMPT, stopping)
-    older = PROMPT[::-1] * 4
-    assert 3 < len(tokens) < 20
-    subject = desk(engine(1, num_pages=len(older) + len(PROMPT) + len(tokens)), Guess(wrong))
-    subject.receive(extend(1, older))
-    subject.receive(lease(2, PROMPT, stopping, drafts=30))
-    replies = run(subject)
-    assert not any(isinstance(reply, Refused) for reply in replies)
-    assert stream(replies, 2) == tokens
 
 
 def test_a_drafter_that_breaks_costs_no_tokens() -> None:

@@ -15,7 +15,7 @@ sizes = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)).filter(any), 
 def work(arrival: int, tokens: int, nodes: int = 0) -> Work:
     tree = tuple(Node(id=id, parent=ROOT, token=0) for id in range(nodes))
     message = Extend(request=arrival, epoch=0, task=0, start=0, tokens=(0,) * tokens, nodes=tree)
-    return Work(message, message.tokens, arrival)
+    return Work(message, message.tokens, arrival, nodes=tree)
 
 
 @settings(deadline=None)
