@@ -122,7 +122,7 @@ class _Growth:
 
     def _guesses(self, node: int, most: int) -> list[tuple[int, float]]:
         matches, value = self._path(node)
-        return [guess for guess in guesses(matches, most) if value + guess[1] >= self._floor]
+        return guesses(matches, most, least=self._floor - value)
 
     def _path(self, node: int) -> tuple[Matches, float]:
         known = self._known.get(node)
@@ -134,27 +134,31 @@ class _Growth:
         return known
 
 
-def guesses(matches: Iterable[tuple[Automaton, Cursor]], most: int) -> list[tuple[int, float]]:
-    """At most so many tokens that may follow, with log-probabilities that add up to at most 1, best first.
+def guesses(
+    matches: Iterable[tuple[Automaton, Cursor]], most: int, least: float = -math.inf
+) -> list[tuple[int, float]]:
+    """At most so many tokens that may follow, with log-probabilities that add up to at most 1, best first; none whose
+    log-probability is below `least`.
 
     Matches are asked longest first, each for what followed it and then what followed its suffixes. Where a match of
     n tokens was followed m times, by d different tokens, a new one follows with probability 2 d / (2 d + m n): PPM's
     method C (Moffat, 1990), in which every matched token counts like an occurrence, and a new token twice.
     """
     found: dict[int, float] = {}
-    left = 1.0
+    left = 0.0  # log-probability of a token that is not found yet
     for automaton, cursor in sorted(matches, key=lambda match: -match[1].length):
         for context in automaton.shorter(cursor):
+            if len(found) == most or left < least:
+                break
             followers = automaton.followers(context)
             if found:
                 followers = [follower for follower in followers if follower.token not in found]
             if followers:
                 seen = sum(follower.times for follower in followers)
-                strange = _CAUTION * len(followers)
-                new = strange / (strange + seen * context.length)
+                new = _CAUTION * len(followers)
+                known = seen * context.length
                 for token, times, _ in heapq.nlargest(most - len(found), followers, key=lambda f: f[1:]):
-                    found[token] = math.log(left * (1 - new) * times / seen)
-                left *= new
-                if len(found) == most:
-                    return sorted(found.items(), key=lambda guess: -guess[1])
-    return sorted(found.items(), key=lambda guess: -guess[1])
+                    found[token] = left + math.log(known / (new + known) * times / seen)
+                left += math.log(new / (new + known))
+    likely = [guess for guess in found.items() if guess[1] >= least]
+    return sorted(likely, key=lambda guess: -guess[1])

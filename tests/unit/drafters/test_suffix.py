@@ -112,6 +112,8 @@ def test_guesses_equal_counting(text: list[int], max_match: int) -> None:
     assert {token: math.exp(score) for token, score in found} == pytest.approx(naive(text, max_match))
     assert sum(math.exp(score) for _, score in found) <= 1 + 1e-9
     assert all(a[1] >= b[1] for a, b in pairwise(found))
+    least = math.log(0.1)
+    assert guesses([(automaton, automaton.end)], 100, least) == [guess for guess in found if guess[1] >= least]
 
 
 def test_the_most_frequent_continuation_comes_first_then_the_latest() -> None:
