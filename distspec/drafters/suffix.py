@@ -111,9 +111,9 @@ class _Growth:
             grown = 0
             for node in self._tree.frontier(every):
                 if node not in barren and grown < shape.width:
-                    guesses = self._guesses(node, shape.topk)
-                    if guesses:
-                        self._tree.expand(node, guesses, shape, stop)
+                    found = self._guesses(node, shape.topk)
+                    if found:
+                        self._tree.expand(node, found, shape, stop)
                         grown += 1
                     else:
                         barren.add(node)
