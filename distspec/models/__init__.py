@@ -1,4 +1,4 @@
-"""Models: the Llama family, where its weights and tokenizers come from, and the default model.
+"""Models: the Llama family, where its weights and tokenizers come from, the default model, and draft models.
 
 Knows decoders over rows and checkpoint folders. Does not know pages, sequences, drafting or Ray.
 """
@@ -6,18 +6,25 @@ Knows decoders over rows and checkpoint folders. Does not know pages, sequences,
 from distspec.models.base import Attend, Model, Taps
 from distspec.models.checkpoint import fingerprint, save_pretrained
 from distspec.models.config import ModelConfig, RopeScaling
+from distspec.models.draft import FeatureModel, Target
+from distspec.models.draft_checkpoint import draft_fingerprint, load_draft, load_target
 from distspec.models.llama import prefix_layers, random_model
 from distspec.models.loader import load_model, load_tokenizer, model_folder
 from distspec.models.tokenizer import same_vocabulary
 
 __all__ = [
     "Attend",
+    "FeatureModel",
     "Model",
     "ModelConfig",
     "RopeScaling",
     "Taps",
+    "Target",
+    "draft_fingerprint",
     "fingerprint",
+    "load_draft",
     "load_model",
+    "load_target",
     "load_tokenizer",
     "model_folder",
     "prefix_layers",

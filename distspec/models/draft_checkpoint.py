@@ -1,0 +1,277 @@
+"""Folders of draft models: what their config.json and tensors are called, in each layout they are published in.
+
+Knows the layouts of SafeAILab/EAGLE, z-lab/dflash and DeepSeek (each kind's own) and of vllm-project/speculators, and
+what of a draft model must agree with its target. Does not know what the models compute, or drafters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from distspec.errors import ConfigError, InvalidValue
+from distspec.models.checkpoint import Checkpoint, digest_of, write_files
+from distspec.models.config import ModelConfig, read_tree
+from distspec.models.dflash import Dflash, DflashConfig
+from distspec.models.draft import Target
+from distspec.models.eagle import Eagle, EagleConfig
+from distspec.models.eagle3 import Eagle3, Eagle3Config
+from distspec.models.llama import Head, parameters, random_weights
+from distspec.models.mtp import Mtp, MtpConfig
+
+DraftConfig = EagleConfig | Eagle3Config | MtpConfig | DflashConfig
+DraftModel = Eagle | Eagle3 | Mtp | Dflash
+Layout = Literal["own", "speculators"]
+
+FIELD = "speculation.draft_model"
+_SPECULATORS = "speculators_model_type"
+_RENAMED: dict[tuple[str, Layout], dict[str, str]] = {
+    ("eagle", "speculators"): {"fc.": "fusion_fc.", "layers.0.": "transformer."},
+    ("eagle3", "own"): {"layers.0.": "midlayer."},
+}
+"""Beginnings of tensor names that a layout has otherwise than the models' tables."""
+
+
+def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
+    """The draft model in a folder, on the target's device and in its dtype. kind: eagle, eagle3, mtp or dflash.
+
+    Raises ConfigError that names speculation.draft_model for a folder that cannot be used or does not fit the target,
+    ModelNotFound.
+    """
+    tree = read_tree(folder, FIELD)
+    layout: Layout = "speculators" if _SPECULATORS in tree else "own"
+    found = tree.get(_SPECULATORS, kind)
+    if found != kind:
+        raise InvalidValue(FIELD, f"kind {found}", f"speculation.drafter to be {found} for {folder}")
+    checkpoint = Checkpoint(folder, FIELD)
+    settings = _READERS[kind](_Reading(tree, checkpoint, target.config))
+    dtype, device = target.embedding.dtype, target.embedding.device
+    weights = {
+        name: checkpoint.parameter(_renamed(settings, layout, parts), dtype, device)
+        for name, parts in settings.parameters().items()
+    }
+    if isinstance(settings, Eagle3Config | DflashConfig) and settings.reduced:
+        assert settings.draft_vocab_size is not None
+        weights["ids"] = _ids(checkpoint, settings.draft_vocab_size, target.config.vocab_size).to(device)
+    return settings.make(weights, target)
+
+
+def load_target(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Target:
+    """The parts that draft models borrow, of a target that is not loaded here. Raises as models.load_model."""
+    config, checkpoint = ModelConfig.from_pretrained(folder), Checkpoint(folder)
+    table = {name: parts for name, parts in parameters(config).items() if name in ("embedding", "norm", "head")}
+    own = {name: checkpoint.parameter(parts, dtype, device) for name, parts in table.items()}
+    return Target(config, own["embedding"], own["norm"], Head(own.get("head", own["embedding"])))
+
+
+def random_draft(settings: DraftConfig, target: Target, *, seed: int) -> DraftModel:
+    """A draft model with random weights, a function of settings and seed alone."""
+    device = target.embedding.device
+    weights = random_weights(settings.parameters(), seed=seed, dtype=target.embedding.dtype, device=device)
+    if isinstance(settings, Eagle3Config | DflashConfig) and settings.reduced:
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(settings.layer.vocab_size, generator=generator)[: settings.draft_vocab_size]
+        weights["ids"] = chosen.sort().values.to(device)
+    return settings.make(weights, target)
+
+
+def save_draft(model: DraftModel, folder: str | Path, layout: Layout = "own") -> None:
+    """Write a folder as the given layout publishes it. mtp has its own only."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, parts in model.settings.parameters().items():
+        rows = [shape[0] for shape in parts.values()]
+        pieces = torch.split(model.weights[name], rows)
+        tensors |= zip(_renamed(model.settings, layout, parts), pieces, strict=True)
+    if "ids" in model.weights:
+        ids = model.weights["ids"]
+        tensors["d2t"] = ids - torch.arange(len(ids), device=ids.device)
+        known = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=ids.device)
+        tensors["t2d"] = known.index_fill_(0, ids, True)
+    write_files(folder, _tree(model.settings, layout), tensors)
+
+
+def draft_fingerprint(folder: str | Path) -> str:
+    """As models.fingerprint, of a draft model's folder."""
+    return digest_of(json.dumps(read_tree(folder, FIELD), sort_keys=True), folder)
+
+
+# -- config.json, in --------------------------------------------------------------------------------
+
+
+class _Reading:
+    """A folder that is being read, and the target it must fit."""
+
+    def __init__(self, tree: Mapping[str, Any], checkpoint: Checkpoint, target: ModelConfig) -> None:
+        self.tree = tree
+        self.target = target
+        self.folder = checkpoint.folder
+        self._checkpoint = checkpoint
+
+    def holds(self, name: str) -> bool:
+        return name in self._checkpoint.tensors
+
+    def layer(self, layers: int | None = 1) -> ModelConfig:
+        """Shape of its layers, and as many positions as the target has: its weights say nothing of positions.
+        layers: how many there must be."""
+        tree = self.tree.get("transformer_layer_config", self.tree)
+        found = ModelConfig.from_tree(dict(tree), f"{self.folder}/config.json", field=FIELD)
+        self.must("vocab_size", found.vocab_size, self.target.vocab_size)
+        if layers is not None:
+            self.must("num_hidden_layers", found.num_layers, layers, "the layers that drafters can run")
+        return replace(found, max_position=self.target.max_position)
+
+    def must(self, what: str, got: object, need: object, whose: str = "the target's") -> None:
+        if got != need:
+            raise InvalidValue(FIELD, f"{what} {got}", f"{what} {need}, {whose}; in {self.folder}")
+
+    def taps(self, found: Sequence[int] | None, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """Taps of the target that it names."""
+        taps = tuple(default if found is None else found)
+        last = self.target.num_layers
+        if not taps or not all(0 <= tap <= last for tap in taps):
+            raise InvalidValue(
+                FIELD, f"target layers {list(taps)}", f"layers of the target, 0 to {last}; in {self.folder}"
+            )
+        return taps
+
+    def key(self, name: str, tree: Mapping[str, Any] | None = None) -> Any:
+        tree = self.tree if tree is None else tree
+        if tree.get(name) is None:
+            raise ConfigError(FIELD, f"{self.folder}/config.json: key {name!r} is missing")
+        return tree[name]
+
+
+def _eagle(reading: _Reading) -> EagleConfig:
+    reading.must("layernorms", bool(reading.tree.get("layernorms", False)), False, "the published EAGLE")
+    layer = reading.layer()
+    reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
+    return EagleConfig(layer, fusion_bias=reading.holds("fc.bias") or reading.holds("fusion_fc.bias"))
+
+
+def _eagle3(reading: _Reading) -> Eagle3Config:
+    tree, layers = reading.tree, reading.target.num_layers
+    reading.must("fc_norm", bool(tree.get("fc_norm", False)), False, "which is all that is supported")
+    layer = reading.layer()
+    width = tree.get("target_hidden_size") or layer.hidden_size
+    own_embedding = reading.holds("embed_tokens.weight")
+    reading.must("hidden_size", width, reading.target.hidden_size)
+    if not own_embedding:
+        reading.must("hidden_size", layer.hidden_size, width, "the target's, without embed_tokens.weight of its own")
+    named = {**tree.get("eagle_config", {}), **tree}.get("eagle_aux_hidden_state_layer_ids")
+    return Eagle3Config(
+        layer=layer,
+        taps=reading.taps(named, (2, layers // 2, layers - 3)),
+        target_hidden_size=width,
+        draft_vocab_size=tree.get("draft_vocab_size") or layer.vocab_size,
+        own_embedding=own_embedding,
+        norm_before_residual=bool(tree.get("norm_before_residual", False)),
+        norm_before_fc=bool(tree.get("norm_before_fc", False)),
+        norm_output=bool(tree.get("norm_output", False)),
+    )
+
+
+def _mtp(reading: _Reading) -> MtpConfig:
+    """Its config.json is that of the target it belongs to, with num_nextn_predict_layers beside."""
+    layer = reading.layer(layers=reading.target.num_layers)
+    reading.must(
+        "num_nextn_predict_layers", reading.tree.get("num_nextn_predict_layers"), 1, "one layer that feeds itself"
+    )
+    reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
+    return MtpConfig(replace(layer, num_layers=1), reading.target.num_layers)
+
+
+def _dflash(reading: _Reading) -> DflashConfig:
+    tree = reading.tree
+    layer = reading.layer(layers=None)
+    kinds = set(tree.get("transformer_layer_config", tree).get("layer_types") or ())
+    reading.must("layer_types", sorted(kinds - {"full_attention"}), [], "full attention only")
+    reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
+    if _SPECULATORS in tree:
+        reading.must("sample_from_anchor", bool(tree.get("sample_from_anchor", False)), False, "as published")
+        taps, mask = reading.key("aux_hidden_state_layer_ids"), reading.key("mask_token_id")
+        head = reading.key("draft_vocab_size") if reading.holds("lm_head.weight") else None
+    else:
+        own = reading.key("dflash_config")
+        # A layer's number there means what leaves the layer; a tap is what enters one.
+        taps = [layer + 1 for layer in reading.key("target_layer_ids", own)]
+        mask, head = reading.key("mask_token_id", own), None
+    block = tree.get("block_size") or reading.key("block_size", tree.get("dflash_config", {}))
+    return DflashConfig(
+        layer=layer,
+        taps=reading.taps(taps),
+        block_size=block,
+        mask_token=mask,
+        draft_vocab_size=head,
+        own_embedding=reading.holds("embed_tokens.weight"),
+    )
+
+
+_READERS: dict[str, Callable[[_Reading], DraftConfig]] = {
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "mtp": _mtp,
+    "dflash": _dflash,
+}
+
+
+# -- config.json, out; tensors ----------------------------------------------------------------------
+
+
+def _tree(settings: DraftConfig, layout: Layout) -> dict[str, Any]:
+    layer = settings.layer.to_tree()
+    if isinstance(settings, MtpConfig):
+        return {**layer, "num_hidden_layers": settings.index, "num_nextn_predict_layers": 1}
+    if layout == "speculators":
+        return {_SPECULATORS: settings.kind, "transformer_layer_config": layer, **_speculators(settings)}
+    if isinstance(settings, DflashConfig):
+        own = {"target_layer_ids": [tap - 1 for tap in settings.taps], "mask_token_id": settings.mask_token}
+        return {**layer, "block_size": settings.block_size, "dflash_config": own}
+    if isinstance(settings, Eagle3Config):
+        ids = {"eagle_aux_hidden_state_layer_ids": list(settings.taps)}
+        sizes = {"draft_vocab_size": settings.draft_vocab_size, "target_hidden_size": settings.target_hidden_size}
+        return {**layer, **sizes, "eagle_config": ids}
+    return {**layer, "bias": settings.fusion_bias}
+
+
+def _speculators(settings: EagleConfig | Eagle3Config | DflashConfig) -> dict[str, Any]:
+    if isinstance(settings, EagleConfig):
+        return {"layernorms": False, "fusion_bias": settings.fusion_bias}
+    size = settings.draft_vocab_size or settings.layer.vocab_size
+    if isinstance(settings, DflashConfig):
+        block = {"block_size": settings.block_size, "mask_token_id": settings.mask_token}
+        return {"draft_vocab_size": size, "aux_hidden_state_layer_ids": list(settings.taps), **block}
+    return {
+        "draft_vocab_size": size,
+        "target_hidden_size": settings.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(settings.taps),
+        "norm_before_residual": settings.norm_before_residual,
+        "norm_before_fc": settings.norm_before_fc,
+        "norm_output": settings.norm_output,
+    }
+
+
+def _renamed(settings: DraftConfig, layout: Layout, parts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Parts by the names that the layout has for them."""
+    found = dict(parts)
+    for ours, theirs in _RENAMED.get((settings.kind, layout), {}).items():
+        found = {theirs + name[len(ours) :] if name.startswith(ours) else name: shape for name, shape in found.items()}
+    return found
+
+
+def _ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> Tensor:
+    """int64 [count]: the target's id of each of the draft model's tokens, from `d2t`, the differences between them."""
+    offsets = checkpoint.parameter({"d2t": (count,)}, torch.int64, torch.device("cpu"))
+    ids = offsets + torch.arange(count)
+    if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) < count:
+        raise InvalidValue(
+            FIELD, "d2t", f"{count} different ids below the target's {vocab_size}; in {checkpoint.folder}"
+        )
+    return ids
