@@ -20,14 +20,15 @@ OUTER = {"embedding": target().embedding, "norm": target().norm, "head": target(
 
 
 def published(name: str, folder: Path) -> tuple[str, dict, dict]:  # type: ignore[type-arg]
-    """Kind, config.json and tensors of a draft model as its own layout has them."""
+    """Kind, config.json and tensors of a draft model as its own layout has them; variants that it cannot name as the
+    other layout does."""
     model = made(name)
     save_draft(model, folder)
-    return (
-        model.settings.kind,
-        json.loads((folder / "config.json").read_text()),
-        load_file(folder / "model.safetensors"),
-    )
+    tree, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    if name in SPECULATORS_ONLY:
+        save_draft(model, folder / "other", "speculators")
+        tree |= json.loads((folder / "other" / "config.json").read_text())
+    return model.settings.kind, tree, tensors
 
 
 @pytest.mark.parametrize("name", FED | SPECULATORS_ONLY)
