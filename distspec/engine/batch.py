@@ -18,17 +18,25 @@ from distspec.protocol.messages import Node, SamplingParams
 class Segment:
     """Work for one slot: tokens to commit at its end, then nodes to judge below them.
 
-    want False: nobody needs the outcome after the last of `tokens` (a prefill chunk that is not the last).
+    want False: nobody needs the outcome after the last of `tokens` (a prefill chunk that is not the last). bet: a
+    guess of what follows `tokens`, committed with them as if it were right, so that it costs no more than a token;
+    whoever asks takes it back (Sequence.retract) where the outcome before it is another. Comes without nodes.
     """
 
     slot: int
     tokens: tuple[int, ...]
     nodes: tuple[Node, ...] = ()
     want: bool = True
+    bet: int | None = None
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """What it commits, at least for the time of the step."""
+        return self.tokens if self.bet is None else (*self.tokens, self.bet)
 
     @property
     def rows(self) -> int:
-        return len(self.tokens) + len(self.nodes)
+        return len(self.tokens) + len(self.nodes) + (self.bet is not None)
 
 
 Guesses = tuple[tuple[int, float], ...]
@@ -40,7 +48,7 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class Outcome(Generic[T]):
     """What follows: a drawn token, or guesses. root: after the last of the segment's tokens (None without tokens, or
-    if nobody wanted it); nodes: after each of its nodes, in their order."""
+    if nobody wanted it); nodes: after each of its nodes, in their order, or after its bet."""
 
     root: T | None
     nodes: list[T]
@@ -63,6 +71,8 @@ class Batch:
 
     def add(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
         """Book a segment in its sequence (see Sequence.append and add) and take over its rows."""
+        if segment.bet is not None:
+            return self._add_bet(segment, sequence, params)
         start = sequence.length
         indices = sequence.append(segment.tokens) + sequence.add(segment.nodes)
         if not indices:
@@ -87,6 +97,19 @@ class Batch:
             )
         )
 
+    def _add_bet(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
+        """The short way of rounds that judge one guess: no nodes, no masks, all rows at the committed end."""
+        tokens, start = segment.committed, sequence.length
+        indices = sequence.append(tokens)
+        end, rows = start + len(tokens), len(self.tokens) + len(tokens)
+        self.tokens += tokens
+        self.positions += indices
+        self.wanted += (rows - 2, rows - 1)
+        self.params += (params, params)
+        self.draws += (end - 1, end)
+        write = [sequence.location(index) for index in indices]
+        self.spans.append(Span(pages=sequence.pages, length=end, suffix=len(tokens), nodes=(), write=write))
+
     @staticmethod
     def outcomes(segments: Iterable[Segment], drawn: Iterable[T]) -> list[Outcome[T]]:
         """What the wanted rows yielded, dealt back to their segments."""
@@ -94,7 +117,7 @@ class Batch:
         return [
             Outcome(
                 root=next(tokens) if segment.tokens and segment.want else None,
-                nodes=[next(tokens) for _ in segment.nodes],
+                nodes=[next(tokens) for _ in segment.nodes] if segment.bet is None else [next(tokens)],
             )
             for segment in segments
         ]

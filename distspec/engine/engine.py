@@ -166,7 +166,7 @@ class Engine:
         """Book the segments and run the model: logits of the wanted rows and how they are to be drawn; None if
         nothing is wanted."""
         for segment in segments:
-            end = self.sequence(segment.slot).check(len(segment.tokens), segment.nodes)
+            end = self.sequence(segment.slot).check(len(segment.committed), segment.nodes)
             if end > self.max_model_len:
                 raise ValueError(
                     f"slot {segment.slot} would grow to {end} tokens, max_model_len is {self.max_model_len}"
@@ -179,8 +179,8 @@ class Engine:
             batch.add(segment, slot.sequence, slot.params)
         found = self._forward(batch) if batch.tokens else None
         for segment in segments:
-            # Requests that arrive while this one runs can share its prompt.
-            if len(segment.tokens) > 1 and self._open[segment.slot].shared:
+            # Requests that arrive while this one runs can share its prompt; a bet may be taken back.
+            if len(segment.tokens) > 1 and segment.bet is None and self._open[segment.slot].shared:
                 self.books.publish(self.sequence(segment.slot))
         return found
 

@@ -96,6 +96,12 @@ class Sequence:
             self._displace()
         return list(range(start, end))
 
+    def retract(self, count: int) -> None:
+        """Take back the last `count` tokens, which were appended by mistake: no node hangs on them, and the prefix
+        cache has not seen them. Their positions are room again."""
+        del self.tokens[self.length - count :]
+        self._root = _appended(self.length)
+
     def check(self, tokens: int, nodes: Iterable[Node]) -> int:
         """Prove that `append` of so many tokens and then `add` of `nodes` would be legal, and change nothing.
 

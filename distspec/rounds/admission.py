@@ -57,7 +57,7 @@ class Admission:
             self._engine.reserve(segment.slot, max(segment.rows, ahead))
         except OutOfPages:
             self._engine.reserve(segment.slot, segment.rows)
-        end = self._engine.sequence(segment.slot).check(len(segment.tokens), segment.nodes)
+        end = self._engine.sequence(segment.slot).check(len(segment.committed), segment.nodes)
         if end > self._engine.max_model_len:
             raise IllegalTransition(f"{end} tokens, max_model_len is {self._engine.max_model_len}")
 
@@ -71,8 +71,7 @@ class Admission:
         assert held.work is not None
         if self._reclaim():
             return True
-        if held.lease is not None and held.work.tokens and held.work.nodes:
-            held.work.nodes.clear()
+        if held.lease is not None and held.work.tokens and held.work.undraft():
             return True
         victim = self._held.newest()
         if victim is None:

@@ -36,7 +36,8 @@ from distspec.protocol.messages import (
 from distspec.rounds.admission import Admission
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.held import Held, Holdings
-from distspec.rounds.lease import accept, draft
+from distspec.rounds.lease import begin, draft
+from distspec.rounds.round import Round
 from distspec.rounds.work import Work
 
 Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
@@ -154,11 +155,13 @@ class Desk:
         if isinstance(message, Lease):
             self._check_lease(message, held.params, len(sequence.nodes))
         held.fresh = False
-        nodes = held.remaining(message) if isinstance(message, Extend) else ()
-        held.work = Work(message, message.tokens[cached:], next(self._arrivals), cached, nodes)
-        if isinstance(message, Lease):
+        tokens, arrival = message.tokens[cached:], next(self._arrivals)
+        if isinstance(message, Extend):
+            held.work = Work(message, tokens, arrival, cached, held.remaining(message))
+        else:
             held.lease, held.emitted, held.told = message, message.emitted, 0
             held.shape, held.most = message.shape, message.nodes
+            held.work = begin(held, message, tokens, arrival, cached)
             if self._drafting is not None:
                 self._drafting.distrust(held.request)
         return [] if held.work.rows else self._finish(held, self._clock())
@@ -240,12 +243,12 @@ class Desk:
 
     def _round(self, held: Held, work: Work, span: tuple[float, float]) -> Progress:
         """End a leased round: commit what was accepted, emit, and begin the next round unless the stream ended."""
-        walk = accept(work.judged, work.outcomes, held.params, held.emitted)
-        dead = tuple(node.id for node in work.judged if node.id not in walk.path)
-        self._engine.commit(held.slot, walk.path, dead)
-        start, held.emitted = held.emitted, held.emitted + len(walk.tokens)
-        if walk.ended is None:
-            held.work = Work(work.message, walk.tokens[-1:], next(self._arrivals))
+        assert isinstance(work, Round)
+        assert isinstance(work.message, Lease)
+        start, ended = held.emitted, work.end(self._engine, held.slot, held.params, held.emitted)
+        held.emitted += len(ended.tokens)
+        if ended.reason is None:
+            held.work = begin(held, work.message, ended.tokens[-1:], next(self._arrivals))
         else:
             held.work = held.lease = None
         self._engine.sequence(held.slot).trim(held.ahead)
@@ -253,10 +256,10 @@ class Desk:
             request=held.request,
             epoch=work.message.epoch,
             start=start,
-            tokens=walk.tokens,
-            drafted=(len(work.judged),),
-            accepted=(len(walk.path),),
-            ended=walk.ended,
+            tokens=ended.tokens,
+            drafted=(ended.drafted,),
+            accepted=(ended.accepted,),
+            ended=ended.reason,
             span=span,
             step=work.step,
         )

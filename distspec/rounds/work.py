@@ -13,7 +13,7 @@ from distspec.protocol.messages import ROOT, Extend, Lease, Node
 
 
 class Work:
-    """An Extend, or one round of a lease.
+    """An Extend, or (see Round) one round of a lease.
 
     tokens: committed, their KV not computed yet; `length` of them at first. nodes: not judged yet.
     outcomes: (node id, token) so far, the one of ROOT first. judged: nodes that have theirs. arrival orders
@@ -41,6 +41,12 @@ class Work:
     def rows(self) -> int:
         """Rows of a step that are left to compute."""
         return len(self.tokens) + len(self.nodes)
+
+    def undraft(self) -> bool:
+        """Judge no nodes; whether there were any left."""
+        had = bool(self.nodes)
+        self.nodes.clear()
+        return had
 
     def segment(self, slot: int, rows: int) -> Segment:
         """The next `rows` rows (or what is left) as a segment of a step; nothing is taken off yet."""

@@ -56,6 +56,28 @@ def test_a_node_in_the_way_changes_places_with_the_path() -> None:
     assert seq.ancestors(3) == [3, 2]
 
 
+def test_tokens_that_were_taken_back_leave_room_and_no_children() -> None:
+    seq = books().open([1])
+    seq.reserve(6)
+    seq.append([1, 2, 3])
+    seq.retract(2)
+    assert (seq.tokens, seq.room) == ([1], 7)
+    assert seq.append([4]) == [1]
+    assert seq.add(chain(0)) == [2]
+    assert seq.position(0) == 2
+
+
+def test_trim_keeps_the_room_it_is_told_to() -> None:
+    book = books(num_pages=8)
+    seq = book.open([1])
+    seq.reserve(32)
+    seq.append([1, 2, 3])
+    seq.add(chain(0, 1))
+    assert (seq.trim(7), len(seq.pages), seq.room) == (5, 3, 7)
+    assert (seq.trim(7), seq.trim(3), seq.trim()) == (0, 1, 0)
+    assert book.allocator.free == 6
+
+
 def test_reserve_counts_what_is_reserved_and_trim_gives_it_back() -> None:
     book = books(num_pages=4)
     seq = book.open([1])

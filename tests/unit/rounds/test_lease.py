@@ -22,7 +22,7 @@ from distspec.protocol.messages import (
     Revoked,
     SamplingParams,
 )
-from distspec.rounds.lease import accept
+from distspec.rounds.round import accept
 from tests.desks import (
     GREEDY,
     SEEDED,

@@ -91,6 +91,7 @@ def test_pages_after_every_round(page_size: int, topk: int, local: str) -> None:
         ),
         lease(4, PROMPT[3:], SEEDED, shape=shape, nodes=5),
         lease(5, PROMPT[3:], SEEDED),
+        lease(6, PROMPT[2:], GREEDY, drafts=1),
     ]
     books = {message.request: Book(message, page_size) for message in messages}
     random = Random(page_size * topk)

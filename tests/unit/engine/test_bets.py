@@ -1,0 +1,44 @@
+"""A bet is judged as a node of its own would be, and leaves no trace once it is taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from distspec.engine import Segment
+from distspec.protocol.messages import ROOT, Node
+from tests.desks import GREEDY, SEEDED, engine, model, next_token
+
+PROMPT = (1, 2, 3, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_bet_has_the_outcome_of_a_node_beside_other_segments(page_size: int, params: object) -> None:
+    assert isinstance(params, type(GREEDY))
+    of = engine(page_size)
+    slots = [of.open(PROMPT[:length], params, use_cache=False) for length in (7, 1, 5)]
+    for slot in slots:
+        of.reserve(slot, 16)
+    node = (Node(id=0, parent=ROOT, token=9),)
+    segments = [Segment(slots[0], PROMPT, bet=9), Segment(slots[1], PROMPT[:1], node), Segment(slots[2], PROMPT[:5])]
+    for segment, outcome in zip(segments, of.step(segments), strict=True):
+        assert outcome.root == next_token(model(), segment.tokens, params)
+        below = [] if segment.rows == len(segment.tokens) else [next_token(model(), (*segment.tokens, 9), params)]
+        assert outcome.nodes == below
+
+
+def test_a_bet_that_is_taken_back_was_never_shared() -> None:
+    """The page that the bet filled is written again: nobody else may hold it."""
+    of = engine(page_size=4)
+    slot = of.open(PROMPT, GREEDY)
+    of.reserve(slot, 12)
+    of.step([Segment(slot, PROMPT, bet=9)])
+    assert len(set(of.books.cache.pages if of.books.cache else ())) == 0
+    of.sequence(slot).retract(1)
+    of.step([Segment(slot, (3, 8))])
+    other = of.open((*PROMPT, 3, 1), GREEDY)
+    assert of.sequence(other).length == 8
+    of.reserve(other, 4)
+    [outcome] = of.step([Segment(other, (1,))])
+    assert outcome.root == next_token(model(), (*PROMPT, 3, 1), GREEDY)
+    of.check()
