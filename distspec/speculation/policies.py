@@ -193,7 +193,8 @@ class Branching(Sequential):
         return [Submission(now.free[0], now.best(now.sizes.nodes, now.sizes.topk))]
 
     def grow(self, now: Situation) -> Growth | None:
-        if now.drafting or now.dry or not now.depth or len(now.tree) >= now.sizes.live:
+        is_asked = now.drafting and now.asked  # about this root: else what the drafter does now may be dead already
+        if is_asked or now.dry or not now.depth or len(now.tree) >= now.sizes.live:
             return None
         sizes = now.sizes
         if now.is_judged:

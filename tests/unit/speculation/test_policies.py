@@ -70,7 +70,7 @@ class Play:
     def _wish_growth(self) -> None:
         growth = self.policy.grow(self.now())
         if growth is not None:
-            assert self.drafting is None, "two drafts at once"
+            assert self.drafting is None or not self.asked, "two drafts at once"
             assert not self.dry, "asked a drafter that has nothing to add"
             assert growth.steps >= 1
             assert self.depth > 0
@@ -268,6 +268,27 @@ def test_ssd_asks_the_fallback_drafter_first_after_a_miss() -> None:
     play.drafting = None
     ids = play.tree.add(play.tree.root, [1], [-1])
     assert play.wish() == [Submission("v0", tuple(ids))]  # although it is shorter than a round
+
+
+def test_ssd_tells_a_busy_drafter_at_once_where_the_text_went() -> None:
+    play, chain = chained("ssd", 1, 3)
+    play.wish()
+    growing = play.drafting
+    play.tasks.clear()
+    play.tree.judge(play.tree.root, 0)
+    play._judge(())
+    assert play.wish() == [Submission("v0", tuple(chain[1:]))]
+    assert play.drafting is not growing
+
+
+def test_bvsp_starts_a_new_round_beside_the_verdict_of_a_dead_one() -> None:
+    play, _ = chained("bvsp", 2, 2, replace(SIZES, early=1))
+    play.tasks["v1"] = (play.tree.root,)
+    play.tree.judge(play.tree.root, 99)
+    play._judge(())
+    play.tree.add(play.tree.root, [1, 2], [-1, 0])
+    assert [wish.verifier for wish in play.wish()] == ["v0"]
+    assert list(play.tasks["v0"]) == [play.tree.root, *(n for n in play.tree.nodes if n != play.tree.root)]
 
 
 def test_bvsp_sends_a_second_verifier_to_the_branches_before_the_first_has_answered() -> None:
