@@ -5,12 +5,15 @@ Reads tensors by the names of each kind's own checkpoints. Shares no code with t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Row = tuple[Tensor, Tensor, Tensor]
+"""Hidden state [hidden], key and value [1, heads, dim] of a row."""
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -77,23 +80,39 @@ class Fed:
             return features @ self.tensors["fc.weight"].T
         return norm(features, self.outer["norm"], self.eps)
 
-    def forward(self, tokens: list[int], features: Tensor) -> Tensor:
-        """Hidden states of a whole sequence of rows, at positions 0, 1..."""
-        embedded, positions, own = self.embedding[tokens], torch.arange(len(tokens)), self.tree["rms_norm_eps"]
+    def inputs(self, tokens: list[int], features: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream that enters the layer, and what attention reads."""
+        embedded, own = self.embedding[tokens], self.tree["rms_norm_eps"]
         if self.kind == "eagle":
             x = torch.cat((embedded, features), -1) @ self.tensors["fc.weight"].T
             x = x + self.tensors.get("fc.bias", torch.zeros(1))
-            return self.layer.causal(x, x, positions)
+            return x, x
         if self.kind == "eagle3":
             embedded = norm(embedded, self.tensors["midlayer.input_layernorm.weight"], own)
             normed = norm(features, self.tensors["midlayer.hidden_norm.weight"], own)
-            x = normed if self.tree.get("norm_before_residual") else features
-            hidden = self.layer.causal(x, torch.cat((embedded, normed), -1), positions)
-            return norm(hidden, self.tensors["norm.weight"], own) if self.tree.get("norm_output") else hidden
+            return normed if self.tree.get("norm_before_residual") else features, torch.cat((embedded, normed), -1)
         get = lambda name: self.tensors[f"{self.prefix}{name}.weight"]  # noqa: E731
         both = torch.cat((norm(embedded, get("enorm"), own), norm(features, get("hnorm"), own)), -1)
         x = both @ get("eh_proj").T
-        return self.layer.causal(x, norm(x, get("input_layernorm"), own), positions)
+        return x, norm(x, get("input_layernorm"), own)
+
+    def leave(self, hidden: Tensor) -> Tensor:
+        """What of a layer's output goes on."""
+        if self.tree.get("norm_output"):
+            return norm(hidden, self.tensors["norm.weight"], self.tree["rms_norm_eps"])
+        return hidden
+
+    def forward(self, tokens: list[int], features: Tensor) -> Tensor:
+        """Hidden states of a whole sequence of rows, at positions 0, 1..."""
+        return self.leave(self.layer.causal(*self.inputs(tokens, features), torch.arange(len(tokens))))
+
+    def row(self, token: int, feature: Tensor, position: int, above: Sequence[Row]) -> Row:
+        """One row that sees those above it."""
+        x, read = self.inputs([token], feature[None])
+        q, k, v = (self.layer.heads(read, which, torch.tensor([position])) for which in "qkv")
+        keys, values = (torch.cat([*(row[i] for row in above), own]) for i, own in ((1, k), (2, v)))
+        mixed = self.layer.attend(q, keys, values, torch.ones(1, len(keys)).bool())
+        return self.leave(self.layer.rest(x + mixed))[0], k, v
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the target's vocabulary, -inf where the head has no token."""

@@ -7,7 +7,7 @@ from distspec.models.base import Attend, Model, Taps
 from distspec.models.checkpoint import fingerprint, save_pretrained
 from distspec.models.config import ModelConfig, RopeScaling
 from distspec.models.draft import FeatureModel, Target
-from distspec.models.draft_checkpoint import draft_fingerprint, load_draft, load_target
+from distspec.models.draft_checkpoint import draft_fingerprint, load_draft, load_target, read_draft
 from distspec.models.llama import prefix_layers, random_model
 from distspec.models.loader import load_model, load_tokenizer, model_folder
 from distspec.models.tokenizer import same_vocabulary
@@ -29,6 +29,7 @@ __all__ = [
     "model_folder",
     "prefix_layers",
     "random_model",
+    "read_draft",
     "same_vocabulary",
     "save_pretrained",
 ]

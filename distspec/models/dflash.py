@@ -63,13 +63,14 @@ class DflashConfig:
 
 
 class Dflash:
-    """config, dtype, taps and weights as of a FeatureModel."""
+    """config, dtype, taps, width and weights as of a FeatureModel."""
 
     def __init__(self, settings: DflashConfig, weights: Mapping[str, Tensor], target: Target) -> None:
         self.settings = settings
         self.config = config = settings.layer
         self.dtype = target.embedding.dtype
         self.taps = settings.taps
+        self.width = len(settings.taps) * config.hidden_size
         self.weights = dict(weights)
         self._embedding = weights["embedding"] if settings.own_embedding else target.embedding
         self._fc = Matrix(weights["fc"])
@@ -79,7 +80,7 @@ class Dflash:
         self._head = target.head if "head" not in weights else self._own_head()
 
     def enter(self, features: Tensor) -> Tensor:
-        """The target's features [rows, len(taps) * hidden_size] as `context` takes them: [rows, hidden_size]."""
+        """The target's features [rows, width] as `context` takes them: [rows, hidden_size]."""
         return rms(self._fc(features), self.weights["hidden_norm"], self.config)
 
     def context(self, layer: int, entered: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,18 +59,19 @@ class FeatureModel(Protocol):
     """One layer fed with tokens and features, its own hidden states being the features of its next step: EAGLE,
     EAGLE-3, MTP.
 
-    config: of its layer; vocab_size is the target's. taps: the target's features that it reads, see models.Taps.
-    weights: its own parameters, and `ids` where it has a reduced vocabulary, see DraftHead.
+    config: of its layer; vocab_size is the target's. taps: the target's features that it reads, see models.Taps; width:
+    of all of them, len(taps) * the target's hidden_size. weights: its own parameters, and `ids` where it has a reduced
+    vocabulary, see DraftHead.
     """
 
     config: ModelConfig
     dtype: torch.dtype
     taps: tuple[int, ...]
+    width: int
     weights: Mapping[str, Tensor]
 
     def enter(self, features: Tensor) -> Tensor:
-        """The target's features [rows, len(taps) * the target's hidden_size] as `forward` takes them: [rows,
-        hidden_size]."""
+        """The target's features [rows, width] as `forward` takes them: [rows, hidden_size]."""
         ...
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -44,13 +44,8 @@ def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
     Raises ConfigError that names speculation.draft_model for a folder that cannot be used or does not fit the target,
     ModelNotFound.
     """
-    tree = read_tree(folder, FIELD)
-    layout: Layout = "speculators" if _SPECULATORS in tree else "own"
-    found = tree.get(_SPECULATORS, kind)
-    if found != kind:
-        raise InvalidValue(FIELD, f"kind {found}", f"speculation.drafter to be {found} for {folder}")
     checkpoint = Checkpoint(folder, FIELD)
-    settings = _READERS[kind](_Reading(tree, checkpoint, target.config))
+    settings, layout = _read(kind, checkpoint, target.config)
     dtype, device = target.embedding.dtype, target.embedding.device
     weights = {
         name: checkpoint.parameter(_renamed(settings, layout, parts), dtype, device)
@@ -60,6 +55,11 @@ def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
         assert settings.draft_vocab_size is not None
         weights["ids"] = _ids(checkpoint, settings.draft_vocab_size, target.config.vocab_size).to(device)
     return settings.make(weights, target)
+
+
+def read_draft(kind: str, folder: str | Path, target: ModelConfig) -> DraftConfig:
+    """What a folder says of its draft model, without its weights. Raises as load_draft."""
+    return _read(kind, Checkpoint(folder, FIELD), target)[0]
 
 
 def load_target(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Target:
@@ -104,6 +104,15 @@ def draft_fingerprint(folder: str | Path) -> str:
 
 
 # -- config.json, in --------------------------------------------------------------------------------
+
+
+def _read(kind: str, checkpoint: Checkpoint, target: ModelConfig) -> tuple[DraftConfig, Layout]:
+    tree = read_tree(checkpoint.folder, FIELD)
+    found = tree.get(_SPECULATORS, kind)
+    if found != kind:
+        raise InvalidValue(FIELD, f"kind {found}", f"speculation.drafter to be {found} for {checkpoint.folder}")
+    layout: Layout = "speculators" if _SPECULATORS in tree else "own"
+    return _READERS[kind](_Reading(tree, checkpoint, target)), layout
 
 
 class _Reading:
@@ -153,7 +162,9 @@ def _eagle(reading: _Reading) -> EagleConfig:
     reading.must("layernorms", bool(reading.tree.get("layernorms", False)), False, "the published EAGLE")
     layer = reading.layer()
     reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
-    return EagleConfig(layer, fusion_bias=reading.holds("fc.bias") or reading.holds("fusion_fc.bias"))
+    return EagleConfig(
+        layer, (reading.target.num_layers,), fusion_bias=reading.holds("fc.bias") or reading.holds("fusion_fc.bias")
+    )
 
 
 def _eagle3(reading: _Reading) -> Eagle3Config:

@@ -25,10 +25,12 @@ from distspec.models.product import Matrix
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """layer: shape of the layer, with the target's hidden size and vocabulary. fusion_bias: `fc` has a bias."""
+    """layer: shape of the layer, with the target's hidden size and vocabulary. taps: what enters the target's final
+    norm. fusion_bias: `fc` has a bias."""
 
     kind: ClassVar[str] = "eagle"
     layer: ModelConfig
+    taps: tuple[int, ...]
     fusion_bias: bool = False
 
     def parameters(self) -> dict[str, Parts]:
@@ -52,7 +54,8 @@ class Eagle:
         self.settings = settings
         self.config = settings.layer
         self.dtype = target.embedding.dtype
-        self.taps = (target.config.num_layers,)
+        self.taps = settings.taps
+        self.width = target.config.hidden_size
         self.weights = dict(weights)
         self._target = target
         self._fc = Matrix(weights["fc"], weights.get("fc_bias"))

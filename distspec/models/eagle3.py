@@ -74,6 +74,7 @@ class Eagle3:
         self.config = settings.layer
         self.dtype = target.embedding.dtype
         self.taps = settings.taps
+        self.width = len(settings.taps) * settings.target_hidden_size
         self.weights = dict(weights)
         self._embedding = weights["embedding"] if settings.own_embedding else target.embedding
         self._fc = Matrix(weights["fc"])

@@ -33,6 +33,11 @@ class MtpConfig:
     layer: ModelConfig
     index: int
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What enters the target's final norm."""
+        return (self.index,)
+
     def parameters(self) -> dict[str, Parts]:
         """As llama.parameters, in the names of DeepSeek's checkpoints."""
         hidden, at = self.layer.hidden_size, f"model.layers.{self.index}"
@@ -55,7 +60,8 @@ class Mtp:
         self.settings = settings
         self.config = settings.layer
         self.dtype = target.embedding.dtype
-        self.taps = (target.config.num_layers,)
+        self.taps = settings.taps
+        self.width = target.config.hidden_size
         self.weights = dict(weights)
         self._target = target
         self._fc = Matrix(weights["fc"])

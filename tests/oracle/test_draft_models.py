@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from distspec.models.dflash import Dflash
-from distspec.models.draft_checkpoint import save_draft
 from tests import plain
 from tests.causal import Causal
-from tests.featured import BLOCKS, FED, SPECULATORS_ONLY, features, made, target
+from tests.featured import BLOCKS, FED, SPECULATORS_ONLY, features, made, outer, plain_fed, published
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
-OUTER = {"embedding": target().embedding, "norm": target().norm, "head": target().head.weight}
-
-
-def published(name: str, folder: Path) -> tuple[str, dict, dict]:  # type: ignore[type-arg]
-    """Kind, config.json and tensors of a draft model as its own layout has them; variants that it cannot name as the
-    other layout does."""
-    model = made(name)
-    save_draft(model, folder)
-    tree, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    if name in SPECULATORS_ONLY:
-        save_draft(model, folder / "other", "speculators")
-        tree |= json.loads((folder / "other" / "config.json").read_text())
-    return model.settings.kind, tree, tensors
 
 
 @pytest.mark.parametrize("name", FED | SPECULATORS_ONLY)
@@ -37,7 +21,7 @@ def test_a_fed_layer_computes_what_the_dense_one_does(name: str, tmp_path: Path)
     """The text with the target's features, then three steps that read its own output."""
     model = made(name)
     assert not isinstance(model, Dflash)
-    reference = plain.Fed(*published(name, tmp_path), OUTER, target().config.rms_eps)
+    reference = plain_fed(name, tmp_path)
     given = features(TEXT, model.taps)
     attend, path, start = Causal(), [], 0
     rows, fed = TEXT[1:], model.enter(given[1:])
@@ -68,5 +52,5 @@ def test_a_block_computes_what_the_dense_one_does(name: str, tmp_path: Path) -> 
 
     tokens = torch.tensor([TEXT[-1], *[model.settings.mask_token] * (count - 1)])
     hidden = model.forward(tokens, torch.arange(base, base + count), attend)
-    expected = plain.block(tree, tensors, OUTER, TEXT, given)
+    expected = plain.block(tree, tensors, outer(), TEXT, given)
     torch.testing.assert_close(model.logits(hidden[1:]), expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,97 @@
+"""The drafter that fills in a whole block of tokens in one forward: DFlash.
+
+Knows blocks, and the keys and values that the text's features make for them. Does not know the target, or which of its
+nodes were judged.
+
+Its tree is as deep as the block: the best token of each place below that of the place before, and beside it the next
+best ones, which every place gives independently of the others. Each turn whose text has grown draws a whole new block.
+Guesses are ranked with the noise that the target will use (arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from distspec import config
+from distspec.attention import Span
+from distspec.drafters.eagle import ranked
+from distspec.drafters.features import FeatureDrafter, Text
+from distspec.engine import Guesses
+from distspec.models.dflash import Dflash
+from distspec.protocol.messages import ROOT, Node
+
+
+class DflashDrafter(FeatureDrafter):
+    """See Drafter and FeatureDrafter. However many steps a shape says, a text gets one block of them.
+
+    options.max_num_batched_tokens bounds a forward, but for a single block.
+    """
+
+    def __init__(self, model: Dflash, options: config.Engine, *, max_model_len: int, device: torch.device) -> None:
+        super().__init__(model, options, kept=1, max_model_len=max_model_len, device=device)
+        self._model = model
+
+    def _fed(self, text: Text, count: int) -> None:
+        """Rows of the text are context: keys and values only."""
+        assert text.sequence is not None
+        indices = range(text.sequence.length - count, text.sequence.length)
+        where, positions = self.integers(self.locations(text.sequence, indices)), self.integers(list(indices))
+        entered = self.vectors().index_select(0, where)
+        for layer, (keys, values) in enumerate(self.pool.layers):
+            k, v = self._model.context(layer, entered, positions)
+            keys.index_copy_(0, where, k)
+            values.index_copy_(0, where, v)
+
+    def _grow(self, texts: Sequence[Text]) -> None:
+        due = [text for text in texts if text.steps and self._is_due(text)]
+        at_once = max(1, self.budget // self._model.settings.block_size)
+        for i in range(0, len(due), at_once):
+            some = [text for text in due[i : i + at_once] if self.hold(text, self._rows(text), texts)]
+            if some:
+                self._blocks(some)
+
+    def _is_due(self, text: Text) -> bool:
+        return text.sequence is not None and text.right < text.sequence.length and bool(text.shape.depth)
+
+    def _rows(self, text: Text) -> int:
+        """Of a block, as far as there are positions."""
+        assert text.sequence is not None
+        return min(self._model.settings.block_size, self._model.config.max_position - text.sequence.length)
+
+    def _blocks(self, texts: Sequence[Text]) -> None:
+        """One forward over the blocks of texts, each the last token and masks after it; all trees are new."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        spans = []
+        for text in texts:
+            sequence, count = text.sequence, self._rows(text)
+            assert sequence is not None
+            indices = sequence.add(Node(id=i, parent=ROOT, token=self._model.settings.mask_token) for i in range(count))
+            tokens += [text.tokens[-1], *[self._model.settings.mask_token] * (count - 1)]
+            positions += range(sequence.length, sequence.length + count)
+            writes = self.locations(sequence, indices)
+            spans.append(Span(sequence.pages, sequence.length, 0, (indices,) * count, writes))  # each row sees all
+        attend = partial(self.attention.run, self.attention.plan(spans))
+        hidden = self._model.forward(self.integers(tokens), self.integers(positions), attend)
+        params = [text.params for text, span in zip(texts, spans, strict=True) for _ in range(span.rows)]
+        guesses = iter(ranked(self._model.logits(hidden), params, positions, max(text.shape.topk for text in texts)))
+        for text, span in zip(texts, spans, strict=True):
+            block = [next(guesses) for _ in range(span.rows)]
+            _plant(text, block[1:])  # the first row is the last token's
+
+
+def _plant(text: Text, block: Sequence[Guesses]) -> None:
+    """Make the tree of a block: guesses of each place after the end of the text."""
+    assert text.sequence is not None
+    text.sequence.drop(list(text.sequence.nodes))
+    text.right = text.sequence.length
+    text.tree.clear()
+    node, stop = ROOT, text.params.stop_token_ids
+    for guesses in block[: text.shape.depth]:
+        children = text.tree.expand(node, guesses, text.shape, stop)
+        if not children or text.tree.token(children[0]) in stop:
+            break
+        node = children[0]

@@ -1,0 +1,260 @@
+"""What all drafters share that read the target's features: their texts, and KV and features of these in pages.
+
+Knows texts, features and pages, and which texts must give theirs up for others. Does not know how a tree grows.
+
+Position p of a text, from the second on, is row p - 1 of its sequence: a token with the feature of the position that
+drew it. The first token has no such position and no row, as the published models are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from distspec import config
+from distspec.attention import choose
+from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
+from distspec.drafters.sprout import Sprout
+from distspec.engine.sizing import pages_that_fit
+from distspec.errors import InvalidValue, OutOfPages
+from distspec.kv import sequence as kv
+from distspec.kv.pages import PageAllocator
+from distspec.kv.pool import KVPool
+from distspec.models.config import ModelConfig
+from distspec.protocol.messages import SamplingParams, Shape
+
+
+class Enters(Protocol):
+    """The part of a draft model that is needed here; see models.FeatureModel."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    taps: tuple[int, ...]
+    width: int
+
+    def enter(self, features: Tensor) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class Text:
+    """A committed text, and the tree below it.
+
+    sequence: rows of its tokens from the second on, and of nodes; None where nothing is held. saved: their features as
+    they entered, on the host, where there is no sequence. computed: nodes with KV. right: how many committed rows were
+    computed from the target's features, and not as nodes. steps: how many more this turn is to grow.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
+    sequence: kv.Sequence | None = None
+    saved: Tensor | None = None
+    tree: Sprout = field(default_factory=Sprout)
+    computed: set[int] = field(default_factory=set)
+    right: int = 0
+    shape: Shape = field(default_factory=lambda: Shape(steps=0))
+    steps: int = 0
+
+
+class FeatureDrafter:
+    """The part of such a drafter that does not depend on its model; see Drafter.
+
+    taps: what it needs of the target, see models.Taps: DraftRow.features has these. When pages run out, the texts
+    drafted for least recently give theirs up; their features wait on the host until their turn comes.
+    """
+
+    def __init__(
+        self, model: Enters, options: config.Engine, *, kept: int, max_model_len: int, device: torch.device
+    ) -> None:
+        """kept: vectors of the model's hidden size that are kept of each row beside its KV; the first is what entered.
+
+        max_model_len: of the target. Raises InvalidValue if the pool cannot hold what is configured.
+        """
+        shape = model.config
+        self.taps = model.taps
+        self.device = device
+        self.max_model_len = max_model_len
+        self.budget = options.max_num_batched_tokens
+        self.room = options.max_scratch_nodes
+        self._enters = model
+        self._kept = kept
+        pages = pages_that_fit(shape, options, max_model_len, model.dtype, device, kept * shape.hidden_size)
+        if pages < options.pages_for(max_model_len):
+            need = f"at least {options.pages_for(max_model_len)}, one request of max_model_len for the drafter"
+            raise InvalidValue("engine.num_pages", pages, need)
+        self.pool = KVPool(
+            shape.num_layers,
+            pages * options.page_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            features=kept * shape.hidden_size,
+            dtype=model.dtype,
+            device=device,
+        )
+        self._books = kv.Books(PageAllocator(pages, options.page_size), None)
+        self._texts: dict[int, Text] = {}  # least recently used first
+        backend, _ = choose(options.attention_backend, device, model.dtype)
+        self.attention = backend(self.pool, options.page_size, shape.num_heads)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """As Drafter.propose. Raises ValueError, with nothing changed, for a row without the features it needs."""
+        for row in rows:
+            known = self._texts.get(row.request)
+            check_row(row, len(known.tokens) if known else 0)
+            self._check_features(row)
+        texts = [self._touch(row.request) for row in rows]
+        for text, row in zip(texts, rows, strict=True):
+            self._turn(text, row, texts)
+        self._grow(texts)
+        return [text.tree.proposal() for text in texts]
+
+    def forget(self, request: int) -> None:
+        """Free what is held of a request; one that is not known is fine."""
+        text = self._texts.pop(request, None)
+        if text is not None:
+            self._close(text)
+
+    def check(self) -> None:
+        """Prove that every page has exactly its holders. Raises AssertionError."""
+        self._books.check(text.sequence for text in self._texts.values() if text.sequence is not None)
+
+    # -- for the drafters ----------------------------------------------------------------------
+
+    def _fed(self, text: Text, count: int) -> None:
+        """The last `count` committed rows of a text have got the target's features."""
+
+    def _grow(self, texts: Sequence[Text]) -> None:
+        """Grow the trees of texts as their shapes and steps say."""
+        raise NotImplementedError
+
+    def hold(self, text: Text, rows: int, busy: Sequence[Text]) -> bool:
+        """Room for so many more rows; a text that gets none, even with the idle ones closed, is closed itself."""
+        assert text.sequence is not None
+        if self._reserve(text.sequence, rows, busy):
+            return True
+        self._put_away(text)
+        return False
+
+    def locations(self, sequence: kv.Sequence, indices: Iterable[int]) -> list[int]:
+        return [sequence.location(index) for index in indices]
+
+    def vectors(self) -> Tensor:
+        """[locations * kept, hidden_size]: what is kept of location l begins at row l * kept. A view."""
+        return self.pool.features.view(-1, self._enters.config.hidden_size)
+
+    def integers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+    # -- texts ---------------------------------------------------------------------------------
+
+    def _check_features(self, row: DraftRow) -> None:
+        wanted = (len(row.tokens), self._enters.width)
+        found = None if row.features is None else tuple(row.features.shape)
+        if row.tokens and found != wanted:
+            raise ValueError(f"request {row.request}: features of shape {found}, need {wanted} for taps {self.taps}")
+
+    def _touch(self, request: int) -> Text:
+        text = self._texts.pop(request, None) or Text()
+        self._texts[request] = text
+        return text
+
+    def _turn(self, text: Text, row: DraftRow, busy: Sequence[Text]) -> None:
+        """Make the text what the row says; keep what was computed as far as it still holds."""
+        known, first = len(text.tokens), max(row.keep, 1)
+        same = row.keep + common(text.tokens[row.keep :], row.tokens)
+        tail, entered = row.tokens[known - row.keep :], self._entered(row)
+        del text.tokens[row.keep :]
+        text.tokens += row.tokens
+        text.params = row.params
+        text.shape, text.steps = limited(row.shape, self.max_model_len - len(text.tokens)), row.shape.steps
+        if text.sequence is not None and same == known and len(text.tokens) <= self.max_model_len:
+            self._advance(text, tail, entered[known - first :], busy)
+        else:
+            entered = torch.cat((self._features(text)[: first - 1], entered))
+            self._close(text)
+            self._open(text, entered, busy)
+
+    def _entered(self, row: DraftRow) -> Tensor:
+        """[n, hidden_size]: features of the row's tokens, but for the first of a text."""
+        if row.features is None or not row.tokens:
+            return self._nothing()
+        return self._enters.enter(row.features.to(self.device, self._enters.dtype)[0 if row.keep else 1 :])
+
+    def _nothing(self) -> Tensor:
+        return torch.empty(0, self._enters.config.hidden_size, dtype=self._enters.dtype, device=self.device)
+
+    def _advance(self, text: Text, tail: tuple[int, ...], entered: Tensor, busy: Sequence[Text]) -> None:
+        """The text grew by `tail`: commit the nodes that it followed, drop what it left behind."""
+        if not tail:
+            return
+        if not self.hold(text, len(tail), busy):
+            assert text.saved is not None
+            text.saved = torch.cat((text.saved, entered.cpu()))
+            return
+        assert text.sequence is not None
+        kept, gone = text.tree.advance(tail)
+        done = [node for node in kept if node in text.computed]
+        moves = text.sequence.commit(done, [node for node in gone if node in text.computed])
+        if moves:
+            sources, destinations = (
+                self.integers(self.locations(text.sequence, side)) for side in zip(*moves, strict=True)
+            )
+            self.pool.move(sources, destinations)
+        text.computed.difference_update(kept, gone)
+        self._append(text, tail[len(done) :], entered)
+
+    def _append(self, text: Text, tokens: Sequence[int], entered: Tensor) -> None:
+        """Commit tokens, whose room is held; `entered` belongs to the last rows, some of which may have been nodes."""
+        assert text.sequence is not None
+        text.sequence.append(tokens)
+        indices = range(text.sequence.length - len(entered), text.sequence.length)
+        self.vectors().index_copy_(0, self._entries(text.sequence, indices), entered)
+        self._fed(text, len(entered))
+
+    def _open(self, text: Text, entered: Tensor, busy: Sequence[Text]) -> None:
+        """Take pages; without, or past the model's length, this text gets no drafts."""
+        sequence, tokens = self._books.open(()), text.tokens[1:]
+        if not 1 < len(text.tokens) <= self.max_model_len or not self._reserve(sequence, len(tokens), busy):
+            text.saved = entered.cpu()
+            return
+        text.sequence = sequence
+        self._append(text, tokens, entered)
+
+    def _features(self, text: Text) -> Tensor:
+        """[rows, hidden_size]: what entered, a copy on the device."""
+        if text.sequence is not None:
+            return self.vectors().index_select(0, self._entries(text.sequence, range(text.sequence.length)))
+        return self._nothing() if text.saved is None else text.saved.to(self.device)
+
+    def _entries(self, sequence: kv.Sequence, indices: Iterable[int]) -> Tensor:
+        return self.integers([location * self._kept for location in self.locations(sequence, indices)])
+
+    def _close(self, text: Text) -> None:
+        if text.sequence is not None:
+            self._books.close(text.sequence)
+        text.sequence = text.saved = None
+        text.right = 0
+        text.tree.clear()
+        text.computed.clear()
+
+    def _put_away(self, text: Text) -> None:
+        """Close a text, so that it can be opened again."""
+        features = self._features(text).cpu()
+        self._close(text)
+        text.saved = features
+
+    def _reserve(self, sequence: kv.Sequence, rows: int, busy: Sequence[Text]) -> bool:
+        while True:
+            try:
+                sequence.reserve(rows)
+                return True
+            except OutOfPages:
+                idle = (t for t in self._texts.values() if t.sequence is not None and not any(t is b for b in busy))
+                victim = next(idle, None)
+                if victim is None:
+                    return False
+                self._put_away(victim)
