@@ -1,9 +1,9 @@
 """Expected tokens per second of the policies whose drafter branches while a forward is in flight: `ssd`, `bvsp`.
 
 Knows how much of a tree outlives a verdict, and what that saves. What is left of a tree decides how the next round
-begins, so rounds are a Markov chain over what is left: expansions of the tree below the new root and, for `bvsp`,
-nodes of it that the other verifier judges already. Its stationary average is exact where all depths have the same
-odds, up to what is said at each function.
+begins, so rounds are a Markov chain over what is left: expansions and levels of the tree below the new root and, for
+`bvsp`, nodes of it that the other verifier judges already. Its average is near the truth, not exact: the shape of what
+is left is not remembered, nor when within a forward the other verifier answers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeVar
 
-from distspec.speculation.expected import Bush, Odds, Ranking, ranking
+from distspec.speculation.expected import Bush, Odds
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
 
 State = TypeVar("State", bound=Hashable)
-
-SPARE = 4
-"""Nodes of the ranking per live node: a tree that was grown in haste also holds unlikely ones."""
 
 
 class Round(NamedTuple):
@@ -34,63 +31,56 @@ def branching(load: Load, odds: Odds, sizes: Sizes) -> float:
     """`ssd` (Speculative Speculative Decoding, arXiv 2603.03251): tokens per second of one request.
 
     A verdict ends somewhere below the judged nodes. What was grown below that end is the next round's draft; levels
-    that lack are drafted first. A state is the number of expansions below the end.
+    that lack are drafted first. A state is (expansions, levels) below the end.
     """
-    order = _order(odds, sizes)
+    fan = max(sizes.fan, sizes.topk)
     verify_s = load.verify_s(sizes.nodes + 1)
     grown = _steps_in(load, sizes, verify_s)
 
-    def play(left: int) -> Round:
-        bush = Bush(order, left)
+    def play(state: tuple[int, int]) -> Round:
+        bush = Bush(odds, fan, *state)
         wait_s = load.late_s(_ripen(load, bush, sizes), verify_s)
         judged = bush.best(sizes.nodes, sizes.topk)
         bush.grow(grown, sizes.width, sizes.live)
-        below = order.below(bush.expanded)
-        after: list[tuple[float, Hashable]] = [(p, below[end]) for p, end in _ends(order, bush, judged)]
-        return Round(_tokens(order, judged), wait_s + verify_s, _filled(after, 0))
+        left, levels = bush.below()
+        after: list[tuple[float, Hashable]] = [(p, (left[end], levels[end])) for p, end in bush.ends(judged)]
+        return Round(_tokens(bush, judged), wait_s + verify_s, _filled(after, (0, 0)))
 
-    return _average(play, 0)
+    return _average(play, (0, 0))
 
 
 def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
     """`bvsp`: tokens per second of one request, with two verifiers that answer in turn.
 
     As `branching`, but the next likeliest nodes are judged before the verdict is there. If it ends within them, the
-    next verdict is on its way already, half a forward ahead on average; else it starts anew. A state is (expansions
-    below the end, nodes below the end that are being judged; -1: the end itself is not).
+    next verdict is on its way already, half a forward ahead on average; else it starts anew. A state is (expansions,
+    levels, nodes that are being judged) below the end; -1 nodes where the end itself is not.
     """
     if load.verifiers == 1:
         return branching(load, odds, sizes)
-    order = _order(odds, sizes)
-    most = max(sizes.nodes, sizes.early)
+    fan, most = max(sizes.fan, sizes.topk), max(sizes.nodes, sizes.early)
     verify_s = load.verify_s(most + 1, futures=2.0)
     grown = max(1, _steps_in(load, sizes, verify_s / 2))
 
-    def play(state: tuple[int, int]) -> Round:
-        left, ahead = state
-        bush = Bush(order, left)
+    def play(state: tuple[int, int, int]) -> Round:
+        *kept, ahead = state
+        bush = Bush(odds, fan, *kept)
         if ahead < 0:
             seconds = load.late_s(_ripen(load, bush, sizes), verify_s, 2.0) + verify_s
             judged = bush.best(sizes.nodes, sizes.topk)
         else:
             seconds = verify_s / 2
-            judged = bush.best(ahead, len(order.child[0]))
+            judged = bush.best(ahead, fan)
         bush.grow(grown, sizes.width, sizes.live)
-        marked = [False] * len(order)
-        for node in bush.best(most, len(order.child[0]), frozenset(judged)):
-            marked[node] = True
+        further = bush.best(most, fan, frozenset(judged))
         bush.grow(grown, sizes.width, sizes.live)
-        expansions, early = order.below(bush.expanded), order.below(marked)
+        (left, levels), early, known = bush.below(), bush.counts(further), set(further)
         after: list[tuple[float, Hashable]] = [
-            (p, (expansions[end], early[end] - 1 if marked[end] else -1)) for p, end in _ends(order, bush, judged)
+            (p, (left[end], levels[end], early[end] - 1 if end in known else -1)) for p, end in bush.ends(judged)
         ]
-        return Round(_tokens(order, judged), seconds, _filled(after, (0, -1)))
+        return Round(_tokens(bush, judged), seconds, _filled(after, (0, 0, -1)))
 
-    return _average(play, (0, -1))
-
-
-def _order(odds: Odds, sizes: Sizes) -> Ranking:
-    return ranking(odds, max(sizes.fan, sizes.topk), 64, SPARE * sizes.live)
+    return _average(play, (0, 0, -1))
 
 
 def _steps_in(load: Load, sizes: Sizes, seconds: float) -> int:
@@ -108,20 +98,8 @@ def _ripen(load: Load, bush: Bush, sizes: Sizes) -> float:
     return load.hop_s + lacking * load.draft_s(sizes.topk)
 
 
-def _tokens(order: Ranking, judged: list[int]) -> float:
-    return 1.0 + sum(order.value[node] for node in judged)
-
-
-def _ends(order: Ranking, bush: Bush, judged: list[int]) -> list[tuple[float, int]]:
-    """(how likely, node) of the grown nodes in which a walk through the judged ones can end."""
-    inside = set(judged)
-    return [
-        (order.value[child], child)
-        for node in (0, *judged)
-        if bush.expanded[node]
-        for child in order.child[node]
-        if child and child not in inside
-    ]
+def _tokens(bush: Bush, judged: list[int]) -> float:
+    return 1.0 + sum(bush.value[node] for node in judged)
 
 
 def _filled(after: list[tuple[float, Hashable]], miss: Hashable) -> list[tuple[float, Hashable]]:

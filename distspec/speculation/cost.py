@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from distspec.speculation.branches import branch_verifying, branching
 from distspec.speculation.curve import Curve
-from distspec.speculation.expected import Bush, Odds, ranking, survival, tau
+from distspec.speculation.expected import Bush, Odds, survival, tau
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
 
@@ -40,12 +40,10 @@ def sequential(load: Load, odds: Odds, sizes: Sizes) -> float:
     if sizes.topk == 1:
         judged = min(sizes.nodes, sizes.steps)
         return tau(odds, judged) / (draft_s + load.verify_s(judged + 1))
-    live = max(sizes.live, sizes.nodes)
-    order = ranking(odds, sizes.topk, sizes.steps, 2 * live)
-    bush = Bush(order, 0)
-    bush.grow(sizes.steps, sizes.topk, live)
+    bush = Bush(odds, sizes.topk)
+    bush.grow(sizes.steps, sizes.topk, max(sizes.live, sizes.nodes))
     nodes = bush.best(sizes.nodes, sizes.topk)
-    tokens = 1.0 + sum(order.value[node] for node in nodes)
+    tokens = 1.0 + sum(bush.value[node] for node in nodes)
     return tokens / (draft_s + load.verify_s(len(nodes) + 1))
 
 
@@ -102,16 +100,23 @@ def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[
     choices, and wins ties.
     """
     choice, sizes, top = "ar", most, rate("ar", most, load, odds)
-    for policy in policies:
-        for some in choices(policy, most, load):
-            value = rate(policy, some, load, odds)
-            if value > top * (1 + 1e-9):
-                choice, sizes, top = policy, some, value
+    for policy, some in candidates(policies, most):
+        value = rate(policy, some, load, odds)
+        if value > top * (1 + 1e-9):
+            choice, sizes, top = policy, some, value
     return choice, sizes, top
 
 
-def choices(policy: str, most: Sizes, load: Load) -> Iterator[Sizes]:
-    """Sizes worth comparing: a grid that is fine where little things matter."""
+def candidates(policies: Iterable[str], most: Sizes) -> Iterator[tuple[str, Sizes]]:
+    """Policies and sizes worth comparing; plain decoding aside."""
+    return ((policy, sizes) for policy in policies for sizes in choices(policy, most))
+
+
+def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
+    """Sizes worth comparing: a grid that is fine where little things matter.
+
+    Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already.
+    """
     steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
     if policy == "pearl":
         for k in steps:
@@ -119,11 +124,23 @@ def choices(policy: str, most: Sizes, load: Load) -> Iterator[Sizes]:
     elif policy == "dsi":
         for chunk in (k for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if k <= most.lookahead):
             yield replace(most, steps=chunk, topk=1, nodes=chunk, lookahead=chunk)
-    elif policy != "ar":
+    elif policy == "sd":
         for k in steps:
             for topk in range(1, most.topk + 1):
                 for nodes in _nodes(k, topk, most.nodes):
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
+    elif policy in ("ssd", "bvsp"):
+        for k in (k for k in (1, 2, 4, 6) if k <= most.steps):
+            for topk in sorted({1, most.topk}):
+                for nodes in sorted({min(n, most.nodes) for n in ((k, 2 * k, 3 * k) if topk == 1 else (16, 32, 64))}):
+                    for early in _earlies(policy, most):
+                        yield replace(
+                            most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead), early=early
+                        )
+
+
+def _earlies(policy: str, most: Sizes) -> list[int]:
+    return sorted({min(n, most.live) for n in (16, 32, 64)}) if policy == "bvsp" else [most.early]
 
 
 def _nodes(steps: int, topk: int, most: int) -> list[int]:

@@ -6,7 +6,7 @@ Knows odds by depth and rank. Does not know policies, seconds or any real tree.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 Odds = tuple[tuple[float, ...], ...]
@@ -42,90 +42,93 @@ def best_tree(odds: Odds, nodes: int, depth: int, topk: int) -> list[float]:
     """Path probabilities, the likeliest first, of the `nodes` likeliest nodes of the first `topk` ranks down to
     `depth` levels: no tree of so many nodes commits more (1 + their sum) on average. Fewer if there are not so many.
     """
-    return [*ranking(odds, topk, depth, nodes).value[1:]]
-
-
-class Ranking:
-    """The likeliest nodes below a root, in order; node 0 is the root. Parents come before their children.
-
-    value[i]: probability of the path. parent[i], rank[i], depth[i]: as of a tree. child[i]: by rank, the node, or 0
-    if it is not among the likeliest.
-    """
-
-    __slots__ = ("child", "depth", "parent", "rank", "value")
-
-    def __init__(self, odds: Odds, ranks: int, depth: int, nodes: int) -> None:
-        self.value, self.parent, self.rank, self.depth = [1.0], [-1], [0], [0]
-        self.child: list[list[int]] = [[0] * ranks]
-        heap: list[tuple[float, int, int]] = []
-        self._offer(heap, odds, 0, depth)
-        while heap and len(self.value) <= nodes:
-            loss, parent, rank = heapq.heappop(heap)
-            node = len(self.value)
-            self.child[parent][rank] = node
-            self.child.append([0] * ranks)
-            self.value.append(-loss)
-            self.parent.append(parent)
-            self.rank.append(rank)
-            self.depth.append(self.depth[parent] + 1)
-            self._offer(heap, odds, node, depth)
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def below(self, nodes: Sequence[bool]) -> list[int]:
-        """[i]: how many of the marked nodes are i or below it."""
-        count = [int(marked) for marked in nodes]
-        for node in range(len(count) - 1, 0, -1):
-            count[self.parent[node]] += count[node]
-        return count
-
-    def _offer(self, heap: list[tuple[float, int, int]], odds: Odds, node: int, depth: int) -> None:
-        if self.depth[node] < depth:
-            shares = odds_at(odds, self.depth[node])[: len(self.child[node])]
-            for rank, share in enumerate(shares):
-                if share > 0:
-                    heapq.heappush(heap, (-self.value[node] * share, node, rank))
-
-
-@lru_cache(maxsize=256)
-def ranking(odds: Odds, ranks: int, depth: int, nodes: int) -> Ranking:
-    """A Ranking, kept for the next who asks; not to be changed."""
-    return Ranking(odds, ranks, depth, nodes)
+    bush = Bush(odds, topk, nodes, depth)
+    return [bush.value[node] for node in bush.best(nodes, topk)]
 
 
 class Bush:
-    """A tree as a drafter has it: those nodes of a Ranking whose parents were expanded.
+    """A tree as a drafter grows it: node 0 is the root, and every expanded node has `fan` children.
 
-    expanded: the first so many of the ranking. What a drafter keeps when the text follows its tree is again such a
-    tree, of fewer expansions, where every depth has the same odds; else nearly so.
+    value[i]: probability of the path. parent[i], rank[i], depth[i]: as of a tree; parents come before children.
+    children[i]: empty until the node is expanded.
+
+    Begins with so many expansions, of the likeliest nodes above `levels`. So much is remembered of what a drafter keeps
+    when the text follows its tree; it is all there is to know where the tree grew a node at a time.
     """
 
-    def __init__(self, order: Ranking, expanded: int) -> None:
-        self._order = order
-        self._open: list[int] = []
-        self.expanded = [False] * len(order)
-        self.nodes: list[int] = []
+    __slots__ = ("_fan", "_odds", "_open", "children", "depth", "height", "parent", "rank", "value")
+
+    def __init__(self, odds: Odds, fan: int, expanded: int = 0, levels: int = DEEPEST) -> None:
+        self._odds, self._fan = odds, fan
+        self.value, self.parent, self.rank, self.depth = [1.0], [-1], [0], [0]
+        self.children: list[list[int]] = [[]]
         self.height = 0
-        heapq.heappush(self._open, 0)
-        self.grow(expanded, 1, len(order))
+        self._open = [(-1.0, 0)]
+        too_deep = []
+        while expanded and self._open:
+            entry = heapq.heappop(self._open)
+            if self.depth[entry[1]] < levels:
+                self._expand(entry[1])
+                expanded -= 1
+            else:
+                too_deep.append(entry)
+        for entry in too_deep:
+            heapq.heappush(self._open, entry)
+
+    def __len__(self) -> int:
+        """Nodes below the root."""
+        return len(self.value) - 1
 
     def grow(self, steps: int, width: int, live: int) -> None:
         """Expand the `width` likeliest nodes without children, `steps` times or until there are `live` nodes."""
-        order, fan = self._order, len(self._order.child[0])
         for _ in range(steps):
-            room = -(-(live - len(self.nodes)) // fan)
-            for node in [heapq.heappop(self._open) for _ in range(min(width, room, len(self._open)))]:
-                self.expanded[node] = True
-                for child in filter(None, order.child[node]):
-                    heapq.heappush(self._open, child)
-                    self.nodes.append(child)
-                    self.height = max(self.height, order.depth[child])
+            room = max(0, -(-(live - len(self)) // self._fan))
+            for _, node in [heapq.heappop(self._open) for _ in range(min(width, room, len(self._open)))]:
+                self._expand(node)
 
     def best(self, most: int, ranks: int, without: frozenset[int] = frozenset()) -> list[int]:
         """The likeliest nodes that are not among `without`, on paths of the first `ranks` guesses only."""
         within = {0}
-        for node in sorted(self.nodes):
-            if self._order.parent[node] in within and self._order.rank[node] < ranks:
+        for node in range(1, len(self.value)):
+            if self.rank[node] < ranks and self.parent[node] in within:
                 within.add(node)
-        return [node for node in sorted(within) if node and node not in without][:most]
+        value = self.value
+        return sorted((n for n in within if n and n not in without), key=lambda n: (-value[n], n))[:most]
+
+    def below(self) -> tuple[list[int], list[int]]:
+        """([i]: expanded nodes that are i or below it, [i]: levels below i)."""
+        expanded, levels = [int(bool(children)) for children in self.children], [0] * len(self.value)
+        for node in range(len(self.value) - 1, 0, -1):
+            parent = self.parent[node]
+            expanded[parent] += expanded[node]
+            levels[parent] = max(levels[parent], levels[node] + 1)
+        return expanded, levels
+
+    def counts(self, nodes: Iterable[int]) -> list[int]:
+        """[i]: how many of these are i or below it."""
+        count = [0] * len(self.value)
+        for node in nodes:
+            count[node] = 1
+        for node in range(len(count) - 1, 0, -1):
+            count[self.parent[node]] += count[node]
+        return count
+
+    def ends(self, judged: Collection[int]) -> list[tuple[float, int]]:
+        """(how likely, node) of those in which a walk through judged nodes can end; what lacks to 1 ends nowhere."""
+        inside = set(judged)
+        return [
+            (self.value[child], child) for node in (0, *judged) for child in self.children[node] if child not in inside
+        ]
+
+    def _expand(self, node: int) -> None:
+        depth = self.depth[node] + 1
+        for rank, share in enumerate(odds_at(self._odds, depth - 1)[: self._fan]):
+            child = len(self.value)
+            self.value.append(self.value[node] * share)
+            self.parent.append(node)
+            self.rank.append(rank)
+            self.depth.append(depth)
+            self.children.append([])
+            self.children[node].append(child)
+            heapq.heappush(self._open, (-self.value[child], child))
+            self.height = max(self.height, depth)
