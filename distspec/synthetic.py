@@ -31,13 +31,13 @@ def guesses(
 
 
 def _rank(uniform: int, odds: Sequence[float]) -> int:
-    """Which guess is right, by a number that is uniform in 64 bits; len(odds): none."""
+    """Which guess is right, by a number that is uniform in 64 bits; -1: none."""
     point, below = uniform / 2**64, 0.0
     for rank, share in enumerate(odds):
         below += share
         if point < below:
             return rank
-    return len(odds)
+    return -1
 
 
 def _key(seed: int, choice: int, position: int, last_token: int) -> int:

@@ -61,3 +61,30 @@ def measure_overhead(
     from distspec.bench.report import report
 
     report(measure(rounds, repetitions), json)
+
+
+@app.command("policies")
+def measure_policies(
+    simulate: Annotated[str, typer.Option(help="Curves that ship with the package, as h200-32b-0.6b.")],
+    batch: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,64",
+    acceptance: Annotated[str, typer.Option(help="How often the drafter's first guess is right.")] = "0.5,0.7,0.9",
+    verifiers: Annotated[str, typer.Option(help="Numbers of target workers.")] = "1,2,4",
+    synthetic: Annotated[
+        str | None, typer.Option(help="Instead of --acceptance: of the first, second, third guess, as 0.8,0.1,0.03.")
+    ] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="Also with trees of 64 nodes.")] = False,
+    tokens: Annotated[int, typer.Option(min=60, help="Of the run that counts, of all its requests together.")] = 6000,
+    png: Annotated[Path | None, typer.Option(help="File to draw the speed-ups to.")] = None,
+    json: Json = None,
+) -> None:
+    """Tokens per second of every policy at its own best sizes, in virtual time: no worker is started."""
+    from distspec.bench.policies import draw, numbers, odds, simulated
+    from distspec.bench.report import report
+
+    rates = numbers("acceptance", acceptance, 0, 1)
+    chances = [numbers("synthetic", synthetic, 0, 1)] if synthetic else [odds(rate) for rate in rates]
+    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("verifiers", verifiers))]
+    rows = simulated(simulate, sizes[0], chances, sizes[1], tokens, trees)
+    report(rows, json)
+    if png is not None:
+        draw(rows, png)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 
 from msgspec import structs
@@ -26,14 +27,23 @@ from distspec.protocol.messages import (
     Usage,
     Verdict,
 )
-from distspec.sim.curves import Curve, Hardware
 from distspec.sim.timed_workers import SyntheticModel, TimedDrafter, TimedTarget
 from distspec.sim.violation import Violation
+from distspec.speculation.curve import Curve
 
 VOCAB = 32_768
 PROMPT = 4
 TICK_S = 1.0
 _CAPACITY = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """target, drafter: seconds of a step by its rows. hop_s: of a message, one way, KV transfers too."""
+
+    target: Curve
+    drafter: Curve
+    hop_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +120,12 @@ class TimedWorld:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._hits = self._rounds = 0
         model = SyntheticModel(VOCAB, load.odds)
-        self._actors = {f"decode{i}": _Actor(TimedTarget(f"decode{i}", model), hardware.target) for i in range(verifiers)}
-        self._actors |= {f"draft{i}": _Actor(TimedDrafter(f"draft{i}", model), hardware.drafter) for i in range(drafters)}
+        self._actors = {
+            f"decode{i}": _Actor(TimedTarget(f"decode{i}", model), hardware.target) for i in range(verifiers)
+        }
+        self._actors |= {
+            f"draft{i}": _Actor(TimedDrafter(f"draft{i}", model), hardware.drafter) for i in range(drafters)
+        }
         for name in self._actors:
             self._tell(events.WorkerJoined(self._hello(name)))
         for i, key in enumerate(self.streams):
@@ -196,7 +210,7 @@ class TimedWorld:
         for command in self.machine.handle(event, self.now_s):
             match command:
                 case events.ToWorker(worker=name, message=message):
-                    self._later(self._hop_s, lambda name=name, message=message: self._arrive(name, message))
+                    self._later(self._hop_s, partial(self._arrive, name, message))
                 case events.ToClient(message=Output() as output):
                     self._output(output)
                 case events.Suspect():
@@ -229,11 +243,11 @@ class TimedWorld:
     def _answer(self, name: str, replies: list[FromWorker]) -> None:
         for reply in replies:
             event = events.FromWorker(name, 1, reply)  # type: ignore[arg-type]
-            self._later(self._hop_s, lambda event=event: self._tell(event))
+            self._later(self._hop_s, partial(self._tell, event))
         worker = self._actors[name].worker
         if isinstance(worker, TimedTarget):
             for peer, request, ticket in worker.packets:
-                self._later(self._hop_s, lambda p=peer, r=request, t=ticket: self._packet(p, r, t))
+                self._later(self._hop_s, partial(self._packet, peer, request, ticket))
             worker.packets.clear()
 
     def _packet(self, peer: str, request: int, ticket: int) -> None:
@@ -247,7 +261,7 @@ class TimedWorld:
         """Begin a step unless one runs. What arrives at the same moment is in it."""
         if not self._actors[name].steps:
             self._actors[name].steps = True
-            self._later(0.0, lambda: self._begin(name))
+            self._later(0.0, partial(self._begin, name))
 
     def _begin(self, name: str) -> None:
         actor = self._actors[name]
@@ -256,9 +270,9 @@ class TimedWorld:
             actor.steps = False
             self._answer(name, replies)
             return
-        took_s = actor.curve.seconds(rows)
+        took_s = actor.curve(rows)
         actor.busy_s += took_s
-        self._later(took_s, lambda: self._end(name, rows, took_s, replies))
+        self._later(took_s, partial(self._end, name, rows, took_s, replies))
 
     def _end(self, name: str, rows: int, took_s: float, replies: list[FromWorker]) -> None:
         span, step = (self.now_s - took_s, self.now_s), (rows, took_s)
@@ -267,4 +281,4 @@ class TimedWorld:
             for reply in replies
         ]
         self._answer(name, timed)
-        self._later(0.0, lambda: self._begin(name))
+        self._later(0.0, partial(self._begin, name))

@@ -27,6 +27,8 @@ from distspec.protocol.messages import (
     Progress,
     Received,
     ReceiveKV,
+    Revoke,
+    Revoked,
     SamplingParams,
     SendKV,
     Shape,
@@ -66,6 +68,7 @@ class _Open:
     withdrawn: set[int] = field(default_factory=set)
     works: deque[Extend] = field(default_factory=deque)
     lease: Lease | None = None
+    revoke: Revoke | None = None
     emitted: int = 0
     awaiting: int | None = None
 
@@ -93,6 +96,8 @@ class TimedTarget:
             case Drop():
                 if self.open.pop(message.request, None) is not None:
                     return [Freed(request=message.request, epoch=message.epoch)]
+            case Revoke():
+                self.open[message.request].revoke = message
             case SendKV():
                 if message.length > self.open[message.request].length:
                     raise Violation(f"{self.name}: KV of {message.length} tokens wanted that are not computed")
@@ -115,6 +120,8 @@ class TimedTarget:
         """Take up what is ready: rows of the step (0: nothing is), and what is to be said when it ends."""
         rows, replies = 0, list[FromWorker]()
         for entry in list(self.open.values()):
+            if entry.revoke is not None:
+                replies.append(self._revoked(entry, entry.revoke))
             if entry.works:
                 work = entry.works.popleft()
                 verdict = self._judge(entry, work)
@@ -180,6 +187,11 @@ class TimedTarget:
             entry.nodes[one.id] = position, one.token
             outcomes.append((one.id, self.model.outcome(entry.params, position, one.token)))
         return Verdict(request=work.request, epoch=work.epoch, task=work.task, outcomes=tuple(outcomes))
+
+    def _revoked(self, entry: _Open, message: Revoke) -> Revoked:
+        """Between two steps, so behind what the last one said."""
+        entry.lease = entry.revoke = None
+        return Revoked(request=message.request, epoch=message.epoch, length=entry.emitted, computed=entry.length)
 
     def _round(self, entry: _Open, lease: Lease) -> Progress:
         """One token of plain decoding."""

@@ -1,0 +1,128 @@
+"""Policies side by side: rows, and a picture, of every cell of batch, acceptance and verifiers.
+
+Knows cells and names of rows. Does not know how a policy is run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distspec.bench import simulate
+from distspec.bench.report import Context, Row, machine, row
+from distspec.bench.simulate import CHAINS, TREES, Cell
+from distspec.errors import InvalidValue
+from distspec.sim.timed import Measured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    policy: str
+    curves: str
+    cell: Cell
+    tokens: int
+    trees: bool = False
+
+    @property
+    def place(self) -> str:
+        cell = self.cell
+        return f"b{cell.batch}/a{cell.odds[0]:g}/v{cell.verifiers}"
+
+    @property
+    def synthetic(self) -> Context:
+        return {"synthetic": ",".join(f"{share:.4g}" for share in self.cell.odds)}
+
+    @property
+    def name(self) -> str:
+        return f"sim/{self.policy}/{self.place}{'/t64' if self.trees else ''}"
+
+
+def odds(acceptance: float) -> tuple[float, ...]:
+    """Of the drafter's guesses: the second and third are right in half and a sixth of what the first leaves."""
+    return acceptance, (1 - acceptance) / 2, (1 - acceptance) / 6
+
+
+def numbers(option: str, text: str, least: float, most: float = math.inf) -> tuple[float, ...]:
+    """What an option lists, separated by commas. Raises InvalidValue."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(least <= value <= most for value in values):
+        raise InvalidValue(option, text, f"numbers from {least:g} to {most:g}, separated by commas")
+    return values
+
+
+def simulated(
+    curves: str,
+    batches: Sequence[int],
+    chances: Sequence[tuple[float, ...]],
+    verifiers: Sequence[int],
+    tokens: int,
+    trees: bool,
+) -> list[Row]:
+    """Tokens per second of every policy in every cell, each at its best sizes, against `ar` of the same cell.
+
+    tokens: of a run that counts, of all its requests together. chances: how often guesses of each rank are right, one tuple per cell. Rows are named
+    `sim/{policy}/b{batch}/a{acceptance}/v{verifiers}`, and end in `/t64` where trees of 64 nodes are judged. Raises
+    InvalidValue for unknown curves.
+    """
+    simulate.hardware(curves)
+    jobs = [job for cell in product(batches, chances, verifiers) for job in _jobs(curves, Cell(*cell), tokens, trees)]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        measured = dict(zip(jobs, pool.map(_measure, jobs), strict=True))
+    plain = {job.cell: figures.tokens_s for job, (_, figures) in measured.items() if job.policy == "ar"}
+    here = machine("msgspec") | {"reference": "ar of the same cell", "curves": curves}
+    return [
+        row(job.name, figures.tokens_s, "tokens/s", plain[job.cell], here | job.synthetic | sizes | asdict(figures))
+        for job, (sizes, figures) in measured.items()
+    ]
+
+
+def draw(rows: Sequence[Row], file: Path) -> None:
+    """Bars of speed-up over `ar`, one panel per number of verifiers, one group per batch and acceptance."""
+    from matplotlib.figure import Figure
+
+    panels: dict[str, dict[str, dict[str, float]]] = {}
+    for one in rows:
+        _, policy, batch, acceptance, verifiers, *shape = one.name.split("/")
+        groups = panels.setdefault(verifiers, {})
+        groups.setdefault(f"{batch} {acceptance}", {})["/".join([policy, *shape])] = one.ratio
+    picture = Figure(figsize=(12, 3.5 * len(panels)), layout="constrained")
+    for i, (verifiers, groups) in enumerate(panels.items()):
+        axes = picture.add_subplot(len(panels), 1, i + 1)
+        axes.set_title(f"{verifiers.removeprefix('v')} verifier(s)")
+        axes.set_ylabel("tokens/s over ar")
+        _bars(axes, groups)
+    picture.axes[0].legend(ncols=5, fontsize="small")
+    picture.savefig(file)
+
+
+def _bars(axes: Axes, groups: dict[str, dict[str, float]]) -> None:
+    kinds = list(dict.fromkeys(kind for bars in groups.values() for kind in bars))
+    width = 1 / (len(kinds) + 1)
+    for i, kind in enumerate(kinds):
+        at = [group + (i + 0.5) * width for group in range(len(groups))]
+        axes.bar(at, [bars.get(kind, 0.0) for bars in groups.values()], width, label=kind)
+    axes.set_xticks([group + 0.5 for group in range(len(groups))], list(groups))
+    axes.axhline(1.0, color="black", linewidth=0.5)
+
+
+def _jobs(curves: str, cell: Cell, tokens: int, trees: bool) -> Iterator[Job]:
+    yield from (Job(policy, curves, cell, tokens) for policy in CHAINS)
+    if trees:
+        yield from (Job(policy, curves, cell, tokens, trees=True) for policy in TREES)
+
+
+def _measure(job: Job) -> tuple[simulate.Sizes, Measured]:
+    return simulate.measure(job.policy, simulate.hardware(job.curves), job.cell, job.trees, job.tokens)

@@ -1,0 +1,134 @@
+"""Each policy in the timed simulator, at its own best sizes for a cell of hardware and load.
+
+Knows curves that ship with the package, and which sizes are worth a try. Does not know rows, tables or files to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import yaml
+
+from distspec.config import CONFIGS
+from distspec.coordinator.context import Settings
+from distspec.errors import InvalidValue
+from distspec.sim.timed import Hardware, Load, Measured, TimedWorld
+from distspec.speculation.curve import Curve
+
+Sizes = dict[str, Any]
+"""Some fields of Settings."""
+
+Axes = tuple[tuple[Sizes, ...], ...]
+"""Per axis, what may be changed along it."""
+
+MOST_NODES = 63
+"""Drafted nodes of a tree that are judged in a round: 64 with the root."""
+
+MOST_LIVE = 16_384
+"""Live nodes of all requests that are tried: rows bind a drafter long before."""
+
+_GROWTHS = tuple({"width": width, "live": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000)))
+_ROUNDS = tuple({"nodes": nodes} for nodes in (4, 8, 16, 32, MOST_NODES))
+
+
+def _each(name: str, *values: int) -> tuple[Sizes, ...]:
+    return tuple({name: value} for value in values)
+
+
+CHAINS: dict[str, tuple[Sizes, Axes]] = {
+    "ar": ({}, ()),
+    "sd": ({"steps": 4}, (_each("steps", 1, 2, 3, 4, 5, 6, 7, 8, 10, 12),)),
+    "sd112": ({"steps": 1, "nodes": 1}, ()),
+    "pearl": ({"steps": 6}, (_each("steps", 1, 2, 3, 4, 5, 6, 8, 10, 12), _each("lookahead", 1, 2, 4))),
+    "dsi": ({"lookahead": 4}, (_each("lookahead", 1, 2, 3, 4, 5, 6, 7, 8, 12, 16),)),
+    "ssd": (
+        {"steps": 5, "lookahead": 4, "nodes": 16, "width": 32, "live": 1000},
+        (_GROWTHS, _each("steps", 2, 3, 4, 5, 6, 8), _ROUNDS[:3], _each("lookahead", 1, 2, 6), _each("fan", 2, 3)),
+    ),
+    "bvsp": (
+        {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 8, "width": 32, "live": 1000},
+        (_GROWTHS, _each("steps", 1, 2, 3, 5), _ROUNDS[2:], _each("lookahead", 2, 4, 5, 7, 8)),
+    ),
+}
+"""Per policy, sizes to start from and axes along which they are improved, one after the other."""
+
+TREES: dict[str, tuple[Sizes, Axes]] = {
+    "sd": (
+        {"steps": 8, "topk": 4, "nodes": MOST_NODES, "live": 500},
+        (_each("steps", 2, 3, 4, 6, 7, 8, 10), _ROUNDS, _each("topk", 2, 3, 5, 6)),
+    ),
+    "ssd": (
+        {**CHAINS["ssd"][0], "topk": 3, "nodes": MOST_NODES},
+        (_GROWTHS, _each("steps", 2, 3, 4, 5, 6, 8), _ROUNDS[2:], _each("lookahead", 1, 2, 6)),
+    ),
+    "bvsp": ({**CHAINS["bvsp"][0], "topk": 3}, CHAINS["bvsp"][1]),
+}
+"""The same for rounds in which trees are judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Verifiers that serve `batch` requests, and how often the drafter's guesses of each rank are right."""
+
+    batch: int
+    odds: tuple[float, ...]
+    verifiers: int
+
+
+def hardware(name: str) -> Hardware:
+    """Curves that ship with the package. Raises InvalidValue for a name that does not."""
+    folder = CONFIGS / "curves"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise InvalidValue("simulate", name, f"one of {', '.join(known)}")
+    tree = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    target, drafter = (msgspec.convert(tree[key], dict[int, float]) for key in ("target", "drafter"))
+    return Hardware(Curve(target.items()), Curve(drafter.items()), tree["hop_s"])
+
+
+def measure(policy: str, on: Hardware, cell: Cell, trees: bool, tokens: int) -> tuple[Sizes, Measured]:
+    """The best sizes that were found by short runs, and one of `tokens`, of all requests together, with them.
+
+    It has other requests than those that chose, so that luck with these does not count.
+    """
+    start, axes = (TREES if trees else CHAINS)[policy]
+    sizes = _improved(partial(_rate, policy, on, cell, tokens // 6), {**start, **_fitting(start, cell)}, axes, cell)
+    return sizes, _run(policy, on, cell, sizes, tokens, seed=1)
+
+
+def _improved(rate: Callable[[Sizes], float], sizes: Sizes, axes: Axes, cell: Cell) -> Sizes:
+    """Twice along each axis, or until nothing improves."""
+    top = rate(sizes) if axes else 0.0
+    for _ in range(2):
+        before = sizes
+        for axis in axes:
+            for change in axis:
+                other = sizes | change
+                if other != sizes and other.get("live", 64) * cell.batch <= MOST_LIVE:
+                    value = rate(other)
+                    if value > top:
+                        top, sizes = value, other
+        if sizes == before:
+            break
+    return sizes
+
+
+def _fitting(sizes: Sizes, cell: Cell) -> Sizes:
+    """No more live nodes to start from than are tried."""
+    return {"live": min(sizes["live"], MOST_LIVE // cell.batch)} if "live" in sizes else {}
+
+
+def _rate(policy: str, on: Hardware, cell: Cell, tokens: int, sizes: Sizes) -> float:
+    return _run(policy, on, cell, sizes, tokens, seed=0).tokens_s
+
+
+def _run(policy: str, on: Hardware, cell: Cell, sizes: Sizes, tokens: int, seed: int) -> Measured:
+    """The drafter's confidence is how often it is right; scratch has room for every live node."""
+    room = max(64, sizes.get("live", 0))
+    settings = Settings(policy="sd" if policy == "sd112" else policy, static=False, room=room, **sizes)
+    load = Load(cell.batch, cell.odds, seed=seed * 1_000_000)
+    return TimedWorld(on, settings, load, cell.verifiers).measure(max(24, tokens // cell.batch))
