@@ -75,6 +75,12 @@ class Drafter(Protocol):
         ...
 
 
+def taps_of(drafter: Drafter | None) -> tuple[int, ...]:
+    """Where in the target a drafter wants its features read, see models.Taps; most want none, and say nothing of it."""
+    taps: tuple[int, ...] = getattr(drafter, "taps", ())
+    return taps
+
+
 def check_row(row: DraftRow, length: int) -> None:
     """Raise IllegalTransition unless a text of `length` tokens can be cut as the row says."""
     if not 0 <= row.keep <= length:

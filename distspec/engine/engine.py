@@ -200,10 +200,11 @@ class Engine:
     # -- what is kept of positions, out and in ---------------------------------------------------
 
     @torch.inference_mode()
-    def features(self, slot: int, start: int, length: int) -> Tensor:
-        """Features of committed positions start .. start+length-1: [length, len(taps) * hidden_size] of the model's
-        dtype, a copy. Those of a position are valid when its KV is, wherever that came from."""
-        return self.pool.features.index_select(0, self._locations(slot, range(start, start + length)))
+    def features(self, slot: int, indices: Seq[int]) -> Tensor:
+        """Features at logical indices of the slot's sequence, where committed positions are their own:
+        [len(indices), len(taps) * hidden_size] of the model's dtype, a copy. Those of a position are valid when its KV
+        is, wherever that came from."""
+        return self.pool.features.index_select(0, self._locations(slot, indices))
 
     @torch.inference_mode()
     def gather(self, slot: int, start: int, length: int) -> Tensor:

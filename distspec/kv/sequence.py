@@ -162,6 +162,18 @@ class Sequence:
             live = self._live.get(live.parent)
         return out
 
+    def spell(self, tokens: Iterable[int]) -> list[int]:
+        """Logical indices of the nodes that spell `tokens` below the committed end, as far as there are any."""
+        out: list[int] = []
+        above = self._root
+        for token in tokens:
+            child = next((id for id, live in self._live.items() if (live.parent, live.token) == (above, token)), None)
+            if child is None:
+                break
+            out.append(self._live[child].index)
+            above = child
+        return out
+
     def position(self, id: int) -> int:
         """Absolute position in the text of a node's token; a child of the root stands at `length`."""
         return self._live[id].position

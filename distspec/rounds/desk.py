@@ -7,8 +7,10 @@ nothing here waits. Time is the clock it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+
+from torch import Tensor
 
 from distspec.drafters.base import Drafter
 from distspec.engine import Engine
@@ -35,6 +37,7 @@ from distspec.protocol.messages import (
 )
 from distspec.rounds.admission import Admission
 from distspec.rounds.drafting import DraftDesk
+from distspec.rounds.features import features
 from distspec.rounds.held import Held, Holdings
 from distspec.rounds.lease import begin, draft
 from distspec.rounds.round import Round
@@ -44,17 +47,22 @@ Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
 
 
 class Desk:
-    """Serves the requests of one engine. drafter: for leases and Draft messages, None where there are no drafts.
-
-    max_num_batched_tokens bounds the rows of a step.
+    """Serves the requests of one engine. drafter: for leases and Draft messages, None where there are no drafts; the
+    engine has the taps that it wants. quick: as in DraftDesk. max_num_batched_tokens bounds the rows of a step.
     """
 
     def __init__(
-        self, engine: Engine, drafter: Drafter | None, *, max_num_batched_tokens: int, clock: Callable[[], float]
+        self,
+        engine: Engine,
+        drafter: Drafter | None,
+        *,
+        max_num_batched_tokens: int,
+        clock: Callable[[], float],
+        quick: Drafter | None = None,
     ) -> None:
         self._engine = engine
         self._drafter = drafter
-        self._drafting = DraftDesk(drafter, clock) if drafter is not None else None
+        self._drafting = DraftDesk(drafter, clock, quick, self._features) if drafter is not None else None
         self._clock = clock
         self._held = Holdings(engine, self._drafting)
         self._admission = Admission(engine, self._held, max_num_batched_tokens)
@@ -211,11 +219,11 @@ class Desk:
 
     def _draft(self, drafter: Drafter) -> list[Reply]:
         """Nodes for the leased rounds that begin. A drafter that breaks costs its drafts, not the requests."""
-        rounds = [(held, self._engine.sequence(held.slot)) for held in self._held if held.drafting]
+        rounds = [held for held in self._held if held.drafting]
         try:
-            draft(drafter, rounds)
+            draft(drafter, rounds, self._engine)
         except Exception as error:
-            for held, _ in rounds:
+            for held in rounds:
                 drafter.forget(held.request)
                 held.told, held.shape = 0, None
             return [Fault(reason=f"drafter: {type(error).__name__}: {error}")]
@@ -263,6 +271,12 @@ class Desk:
             span=span,
             step=work.step,
         )
+
+    def _features(self, request: int, start: int, text: Sequence[int]) -> Tensor:
+        """See rounds.features. Of a request that is driven, the newest tokens may still be nodes here."""
+        held = self._held.get(request)
+        assert held is not None  # it is forgotten with its drafts
+        return features(self._engine, held.slot, start, text[self._engine.sequence(held.slot).length :])
 
     # -- transfers -----------------------------------------------------------------------------
 
@@ -344,8 +358,8 @@ class Desk:
     def check(self) -> None:
         """Prove that every page has exactly its holders. Raises AssertionError."""
         self._engine.check()
-        if self._drafter is not None:
-            self._drafter.check()
+        if self._drafting is not None:
+            self._drafting.check()
 
 
 def _lost(message: ReceiveKV, reason: str, freed: bool = False) -> TransferLost:

@@ -6,12 +6,13 @@ proposals are judged, the target's engine, sockets or threads; whoever owns it c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
+from torch import Tensor
 
-from distspec.drafters.base import Drafter, DraftRow, Proposal
+from distspec.drafters.base import Drafter, DraftRow, Proposal, taps_of
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import Draft, Drafted, Drop, Fault, Freed, Refused, SamplingParams
 
@@ -34,15 +35,27 @@ class _Turn:
     began_s: float | None = None
 
 
+Reader = Callable[[int, int, Sequence[int]], Tensor]
+"""(request, start, text) -> features of the position before each token of the text from `start` on: [tokens, F]."""
+
+
 class DraftDesk:
-    """Answers Draft messages. quick: the fallback drafter, which answers those that ask for it.
+    """Answers Draft messages. quick: the fallback drafter, which answers those that ask for it, at once. read: for a
+    drafter that wants features.
 
     The drafter goes on in slices, as long as the draft that wants least, so that what arrives meanwhile joins in.
     """
 
-    def __init__(self, drafter: Drafter, clock: Callable[[], float], quick: Drafter | None = None) -> None:
-        self._drafters = (drafter, quick or drafter)
+    def __init__(
+        self,
+        drafter: Drafter,
+        clock: Callable[[], float],
+        quick: Drafter | None = None,
+        read: Reader | None = None,
+    ) -> None:
+        self._drafters = (drafter, quick) if quick is not None else (drafter,)
         self._clock = clock
+        self._read = read if taps_of(drafter) else None
         self._texts: dict[int, _Text] = {}
         self._turns: dict[int, _Turn] = {}
 
@@ -88,9 +101,15 @@ class DraftDesk:
 
     def step(self) -> list[Drafted | Fault]:
         """Grow a slice of every draft under way; answer those that are done."""
-        quick = [turn for turn in self._turns.values() if turn.message.shape.quick]
-        main = [turn for turn in self._turns.values() if not turn.message.shape.quick]
-        return (self._grow(quick, 1) if quick else []) + (self._grow(main, 0) if main else [])
+        said: list[Drafted | Fault] = []
+        for which in reversed(range(len(self._drafters))):
+            turns = [turn for turn in self._turns.values() if self._asks(turn) == which]
+            said += self._grow(turns, which) if turns else []
+        return said
+
+    def _asks(self, turn: _Turn) -> int:
+        """The index of the drafter whose turn it is."""
+        return min(turn.message.shape.quick, len(self._drafters) - 1)
 
     def _grow(self, turns: list[_Turn], which: int) -> list[Drafted | Fault]:
         """A drafter that breaks costs its drafts, not the requests."""
@@ -160,4 +179,5 @@ class DraftDesk:
         message, text = turn.message, self._texts[turn.message.request]
         keep, text.told[which] = text.told[which], len(text.tokens)
         shape = structs.replace(message.shape, steps=steps)
-        return DraftRow(message.request, keep, tuple(text.tokens[keep:]), shape, text.params)
+        features = self._read(message.request, keep, text.tokens) if self._read is not None and not which else None
+        return DraftRow(message.request, keep, tuple(text.tokens[keep:]), shape, text.params, features)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from distspec.drafters.base import Drafter, DraftRow
-from distspec.kv.sequence import Sequence as Books
+from distspec.drafters.base import Drafter, DraftRow, taps_of
+from distspec.engine import Engine
 from distspec.protocol.messages import Lease
+from distspec.rounds.features import features
 from distspec.rounds.held import Held
 from distspec.rounds.pair import Pair
 from distspec.rounds.round import Round
@@ -24,22 +25,25 @@ def begin(held: Held, message: Lease, tokens: Sequence[int], arrival: int, cache
     return Round(message, tokens, arrival, cached)
 
 
-def draft(drafter: Drafter, rounds: Sequence[tuple[Held, Books]]) -> None:
+def draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine) -> None:
     """Give every round its nodes, but none that could not be emitted before the stream is full.
 
     The one token left of a round's work is the root of the tree. Of what the drafter grows, the likeliest
     `Lease.nodes` are judged.
     """
+    reads = bool(taps_of(drafter))
     rows: list[DraftRow] = []
     takers: list[tuple[Held, Round]] = []
-    for held, sequence in rounds:
+    for held in rounds:
         assert isinstance(held.work, Round)
         held.work.drafted = True
         depth = held.params.max_tokens - held.emitted - 1
         if held.shape is not None and depth > 0:
             shape = held.shape if held.shape.depth <= depth else structs.replace(held.shape, depth=depth)
-            tokens = (*sequence.tokens[held.told :], held.work.tokens[0])
-            rows.append(DraftRow(held.request, held.told, tokens, shape, held.params))
+            root = held.work.tokens[0]
+            tokens = (*engine.sequence(held.slot).tokens[held.told :], root)
+            known = features(engine, held.slot, held.told, (root,)) if reads else None
+            rows.append(DraftRow(held.request, held.told, tokens, shape, held.params, known))
             takers.append((held, held.work))
     if not rows:
         return

@@ -16,8 +16,11 @@ import torch
 
 from distspec import models
 from distspec.config import Config
-from distspec.drafters import make
+from distspec.drafters import Drafter, make
+from distspec.drafters.base import taps_of
+from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
+from distspec.engine.synthetic import SyntheticEngine
 from distspec.errors import FleetError
 from distspec.protocol.messages import Hello
 from distspec.rounds.desk import Desk
@@ -70,10 +73,19 @@ def _target(
 ) -> tuple[TargetWork, Hello, Place]:
     role = worker.partition(":")[0]
     model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
-    engine = Engine(model, config.engine, device=device, max_model_len=config.model.max_model_len)
+    longest = config.max_model_len(model.config.max_position)
     local = config.speculation.placement == "local" and role == "decode"
-    drafter = make(config, max_model_len=engine.max_model_len, device=device) if local else None
-    desk = Desk(engine, drafter, max_num_batched_tokens=config.engine.max_num_batched_tokens, clock=time.time)
+    drafter, quick = _drafters(config, longest, model.config.vocab_size, device) if local else (None, None)
+    kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
+    taps = taps_of(drafter)
+    engine = kind(model, config.engine, device=device, max_model_len=config.model.max_model_len, taps=taps)
+    desk = Desk(
+        engine,
+        drafter,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        clock=time.time,
+        quick=quick,
+    )
     transport = _transport(config, worker, device)
     work = TargetWork(engine, desk, transport, later)
     hello = Hello(
@@ -95,7 +107,7 @@ def _target(
 def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork, Hello]:
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
     longest = config.max_model_len(shape.max_position)
-    drafter = make(config, max_model_len=longest, device=device)
+    drafter, quick = _drafters(config, longest, shape.vocab_size, device)
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     hello = Hello(
@@ -110,7 +122,25 @@ def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork
         vocab_size=shape.vocab_size,
         drafts=True,
     )
-    return DraftWork(drafter, time.time), hello
+    return DraftWork(drafter, time.time, quick), hello
+
+
+def _drafters(
+    config: Config, max_model_len: int, vocab_size: int, device: torch.device
+) -> tuple[Drafter | None, Drafter | None]:
+    """The drafter and its fallback. vocab_size: of the target."""
+    fallback = msgspec.structs.replace(config.speculation, drafter=config.speculation.fallback)
+    made = [
+        make(asked, max_model_len=max_model_len, device=device)
+        for asked in (config, msgspec.structs.replace(config, speculation=fallback))
+    ]
+    odds = config.speculation.synthetic_acceptance
+    if odds is not None:
+        made = [
+            SyntheticDrafter(one, odds, vocab_size=vocab_size, max_model_len=max_model_len) if one is not None else None
+            for one in made
+        ]
+    return made[0], made[1]
 
 
 def _device(config: Config) -> torch.device:

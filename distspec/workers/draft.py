@@ -10,10 +10,10 @@ from distspec.rounds.drafting import DraftDesk
 
 
 class DraftWork:
-    """clock: wall time in seconds, for spans."""
+    """clock: wall time in seconds, for spans. quick: the fallback drafter, if there is one."""
 
-    def __init__(self, drafter: Drafter, clock: Callable[[], float]) -> None:
-        self._desk = DraftDesk(drafter, clock)
+    def __init__(self, drafter: Drafter, clock: Callable[[], float], quick: Drafter | None = None) -> None:
+        self._desk = DraftDesk(drafter, clock, quick)
 
     def receive(self, message: Message) -> Sequence[Message]:
         if isinstance(message, Draft | Drop):

@@ -132,7 +132,7 @@ def test_taps_must_be_layers_of_the_model(model: Llama) -> None:
     slot = engine.open([1], PARAMS)
     engine.reserve(slot, 3)
     engine.step([Segment(slot, (5, 6))])
-    assert torch.equal(engine.features(slot, 1, 1)[0, : SHAPE.hidden_size], model.embedding[6])
+    assert torch.equal(engine.features(slot, [1])[0, : SHAPE.hidden_size], model.embedding[6])
     for bad in ((-1,), (0, 2)):
         with pytest.raises(InvalidValue, match="taps"):
             Engine(model, config.Engine(num_pages=8), device=CPU, taps=bad)

@@ -138,6 +138,75 @@ def test_a_dropped_text_is_freed_once_and_its_drafts_are_not_made() -> None:
     assert not subject.ready()
 
 
+# -- slices and the fallback ---------------------------------------------------------------------------
+
+
+class Grows(Guess):
+    """Proposes as many sevens as levels were grown, and remembers the calls: {request: steps}."""
+
+    def __init__(self, token: int = 7) -> None:
+        super().__init__(lambda row, text: Proposal.chain([token] * row.shape.steps))
+        self.calls: list[dict[int, int]] = []
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        self.calls.append({row.request: row.shape.steps for row in rows})
+        return super().propose(rows)
+
+
+def test_a_draft_that_arrives_meanwhile_joins_in_and_all_get_what_they_asked_for() -> None:
+    drafter = Grows()
+    subject = DraftDesk(drafter, Ticks())
+    subject.receive(message(1, 11, 0, [1, 2], shape=Shape(steps=5)))
+    subject.receive(message(2, 12, 0, [1], shape=Shape(steps=2)))
+    first = subject.step()
+    assert drafted(first) == {12: (7,) * 2}
+    subject.receive(message(3, 13, 0, [1], shape=Shape(steps=1)))
+    assert drafted(subject.step()) == {13: (7,)}
+    [last] = subject.step()
+    assert isinstance(last, Drafted)
+    assert (last.task, last.tokens, last.base) == (11, (7,) * 5, 2)
+    assert last.span == (1.0, 6.0), "from the first of its three slices to the last"
+    assert last.step == (1, 0.5), "one row; two forwards took a second"
+    assert drafter.calls == [{1: 2, 2: 2}, {1: 1, 3: 1}, {1: 2}]
+    assert not subject.ready()
+
+
+def test_a_newer_draft_takes_the_place_of_one_that_is_half_done() -> None:
+    drafter = Grows()
+    subject = DraftDesk(drafter, Ticks())
+    subject.receive(message(1, 11, 0, [1, 2], shape=Shape(steps=5)))
+    subject.receive(message(2, 12, 0, [1], shape=Shape(steps=2)))
+    subject.step()
+    subject.receive(message(1, 14, 2, [7], shape=Shape(steps=1)))
+    assert drafted(subject.step()) == {14: (7,)}
+    assert not subject.ready()
+
+
+def test_the_fallback_answers_at_once_and_each_drafter_hears_the_whole_text() -> None:
+    slow, quick = Grows(7), Grows(9)
+    subject = DraftDesk(slow, Ticks(), quick)
+    subject.receive(message(1, 11, 0, [1, 2, 3], shape=Shape(steps=3)))
+    subject.receive(message(2, 12, 0, [1], shape=Shape(steps=1)))
+    subject.step()
+    subject.receive(message(1, 13, 3, [4], shape=Shape(steps=2, quick=True)))
+    subject.receive(message(2, 14, 1, [4], shape=Shape(steps=4)))
+    assert drafted(subject.step()) == {13: (9, 9), 14: (7,) * 4}
+    subject.receive(message(1, 15, 4, [5], shape=Shape(steps=1)))
+    assert drafted(subject.step()) == {15: (7,)}
+    assert slow._texts[1] == (1, 2, 3, 4, 5)
+    assert quick._texts[1] == (1, 2, 3, 4)
+    assert subject.receive(Drop(request=1, epoch=1)) == [Freed(request=1, epoch=1)]
+    assert not quick._texts
+    assert list(slow._texts) == [2]
+
+
+def test_without_a_fallback_the_drafter_itself_answers() -> None:
+    drafter = Grows()
+    subject = DraftDesk(drafter, Ticks())
+    subject.receive(message(1, 11, 0, [1], shape=Shape(steps=2, quick=True)))
+    assert drafted(subject.step()) == {11: (7, 7)}
+
+
 # -- inside a target worker --------------------------------------------------------------------------
 
 
