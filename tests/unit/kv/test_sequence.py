@@ -67,6 +67,17 @@ def test_tokens_that_were_taken_back_leave_room_and_no_children() -> None:
     assert seq.position(0) == 2
 
 
+def test_nodes_spell_a_text_as_far_as_they_do() -> None:
+    seq = books().open([1])
+    seq.reserve(8)
+    seq.append([1])
+    seq.add([*chain(0, 1), *chain(2, 3)])
+    assert seq.spell([102, 103, 7]) == [3, 4]
+    assert seq.spell([100, 103]) == [1]
+    seq.commit([2])
+    assert (seq.spell([103]), seq.spell([100])) == ([4], [])
+
+
 def test_trim_keeps_the_room_it_is_told_to() -> None:
     book = books(num_pages=8)
     seq = book.open([1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,13 @@ from distspec.protocol.messages import (
     Revoke,
     Revoked,
     SamplingParams,
+    Shape,
     Verdict,
+    Withdraw,
     finish_reason,
 )
 from distspec.rounds import Desk, Reply
-from tests.desks import SHAPE, Guess, bushy, chain, desk, engine, model, next_token, ngram
+from tests.desks import SHAPE, Guess, bushy, desk, engine, model, next_token, ngram
 
 PREFIXES = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 9), (8,))
 
@@ -40,7 +43,8 @@ class Stream:
     """One request as the coordinator sees it. text: committed; its first `prompt` tokens are no output.
 
     computed: tokens of it that the desk will hold KV of. nodes: live ones there, id -> (parent, token), parents
-    first. known: outcomes not used yet. commit, dead: fates of nodes that the desk was not told.
+    first. withdrawn: nobody waits for its last task. known: outcomes not used yet. commit, dead: fates of nodes that
+    the desk was not told.
     """
 
     number: int
@@ -56,6 +60,7 @@ class Stream:
     commit: list[int] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
     over: bool = False
+    withdrawn: bool = False
 
     @property
     def emitted(self) -> int:
@@ -132,7 +137,7 @@ class Coordinator:
             self.hear(reply)
         self.desk.check()
 
-    def tell(self, stream: Stream, message: Extend | Lease | Revoke | Drop, state: str) -> None:
+    def tell(self, stream: Stream, message: Extend | Lease | Withdraw | Revoke | Drop, state: str) -> None:
         stream.state = state
         for reply in self.desk.receive(message):
             self.hear(reply)
@@ -144,6 +149,11 @@ class Coordinator:
             stream = self.new()
         if stream.state != "closed" and self.random.random() < 0.05:
             self.tell(stream, Drop(request=stream.number, epoch=stream.epoch), "dropping")
+        elif stream.state == "computing":
+            if self.random.random() < 0.3:
+                stream.withdrawn = True
+                message = Withdraw(request=stream.number, epoch=stream.epoch, tasks=(stream.task,))
+                self.tell(stream, message, "computing")
         elif stream.state == "leased":
             if self.random.random() < 0.3:
                 stream.epoch += 1
@@ -181,11 +191,18 @@ class Coordinator:
             commit=tuple(stream.commit),
             drop=(*stream.dead, *stream.nodes),
             emitted=stream.emitted,
-            **chain(self.random.randrange(4)),
+            **self.rounds(),
             params=stream.params,
         )
         stream.forget()
         self.tell(stream, message, "leased")
+
+    def rounds(self) -> dict[str, Any]:
+        """Plain ones, chains or trees; at times more is grown than is judged."""
+        steps, topk = self.random.randrange(4), self.random.choice([1, 1, 3])
+        if not steps:
+            return {}
+        return {"shape": Shape(steps=steps, topk=topk, width=topk), "nodes": self.random.randrange(1, 6)}
 
     def extend(self, stream: Stream) -> None:
         start, tokens = stream.computed, tuple(stream.text[stream.computed :])
@@ -240,7 +257,11 @@ class Coordinator:
                 for node, outcome in reply.outcomes:
                     assert outcome == next_token(model(), stream.path(node), stream.params)
                     stream.known[node] = outcome
+                assert stream.known.keys() == {ROOT, *stream.nodes} or stream.withdrawn
+                for node in [n for n in stream.nodes if n not in stream.known]:
+                    stream.bury(node)  # with all below it, which was left out as well
                 assert stream.known.keys() == {ROOT, *stream.nodes}
+                stream.withdrawn = False
             case Progress():
                 assert stream.state in ("leased", "revoking")
                 assert reply.start == stream.emitted
