@@ -94,7 +94,7 @@ def kind(request: Request) -> Kind:
 def tune(ctx: Context, request: Request) -> bool:
     """Take the policy and sizes that are best now, for a request that leaves the choice. True if they changed.
 
-    Nothing of the request is in flight, or it is leased and the caller revokes the lease.
+    Nothing of the request is in flight that counts, or it is leased and the caller revokes the lease.
     """
     if request.policy != "auto":
         return False
@@ -104,7 +104,8 @@ def tune(ctx: Context, request: Request) -> bool:
     targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
     drafters = 0 if local else max(1, len(ctx.credits.role("draft")))
     running = len(ctx.requests) - len(ctx.queue)
-    advice = ctx.planner.advise(kind(request), running, targets, drafters, usable, request.advice)
+    tokens = ctx.counters["tokens"]
+    advice = ctx.planner.advise(kind(request), running, targets, drafters, usable, ctx.now, tokens)
     since = request.emitted - request.tuned
     if advice.policy == "ar" and len(usable) > 1:
         is_probing = request.advice is not None and request.advice == ctx.planner.probe(usable)
@@ -141,7 +142,7 @@ def drive(ctx: Context, request: Request) -> None:
     """Commit what is known, then submit and draft what the policy wishes. Ends the request if it is done."""
     if advance(ctx, request):
         return
-    if not request.tasks:
+    if not request.tasks or not len(request.tree):
         tune(ctx, request)
     if wants_lease(ctx, request):
         return  # `settle` leases it once nothing is in flight

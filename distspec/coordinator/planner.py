@@ -1,28 +1,58 @@
 """What workers report about speed and what the walk shows about guesses; and the policy that follows for `auto`.
 
-Knows curves, odds and loads. Changes no request; what it advises, the lifecycle carries out.
+Knows curves, odds, loads, and how many tokens came of its advice. Changes no request; what it advises, the lifecycle
+carries out.
+
+The cost model says what every policy should yield at its best sizes. What the fleet really yields under an advice
+corrects the model for that policy, so a policy that promises too much is left again; one that was never tried gets a
+little credit, so that it will be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from distspec.protocol.messages import Hello
 from distspec.speculation.acceptance import Acceptance
-from distspec.speculation.cost import best, rate
+from distspec.speculation.cost import candidates, rate
 from distspec.speculation.curve import Curve, Latency, Transport
+from distspec.speculation.expected import Odds
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
 
 Kind = tuple[bool, ...]
 """A class of requests that share their odds: (greedy,)."""
 
-PATIENCE = 100
-"""Observations after which advice is looked at anew."""
+Place = tuple[Kind, int, int, int, tuple[str, ...]]
+"""What advice is for: a kind of request, how many run (to a power of two), targets, drafters, policies."""
 
-GAIN = 1.05
-"""What another policy must promise before a request changes to it."""
+PATIENCE = 300
+"""Observations after which it is looked whether curves or odds have moved."""
+
+LEAST = 100
+"""Observations before which nothing is valued."""
+
+MOVED = 0.06
+"""Relative change of a curve, or twice the change of an odd, after which all candidates are valued anew."""
+
+AT_ONCE = 2
+"""Candidates that are valued per event: tens of milliseconds at most."""
+
+CROWD = {"bvsp": 1, "ssd": 4}
+"""Running requests per verifier up to which a policy is valued at all."""
+
+CREDIT = 1.1
+"""What the promise of a policy that was never tried is multiplied with."""
+
+DOUBT = 400
+"""Tokens that the model's promise counts as, against those that were measured."""
+
+WINDOW = 300
+"""Tokens of a measurement, or WINDOW_EACH per running request if that is more; as many as SETTLE_EACH come before."""
+
+WINDOW_EACH, SETTLE_EACH = 30, 8
 
 NO_TIME_S = 1e-6
 
@@ -39,6 +69,98 @@ class Advice:
     sizes: Sizes
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What values are computed from."""
+
+    load: Load
+    odds: Odds
+
+    def value(self, advice: Advice) -> float:
+        """Expected tokens per second of all requests."""
+        return rate(advice.policy, advice.sizes, self.load, self.odds)
+
+    def have_moved(self, before: Facts) -> bool:
+        curves = [(f.load.target(1), f.load.target(16), f.load.target(128), f.load.drafter(1)) for f in (self, before)]
+        moved = any(abs(a - b) > MOVED * b for a, b in zip(*curves, strict=True))
+        return moved or any(2 * abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A measurement of the present advice: from so many tokens of the fleet, and when there were so many."""
+
+    advice: Advice
+    begins: int
+    began_s: float | None = None
+
+
+class _Advisor:
+    """The advice for one place. Candidates are valued a few at a time, so that no event waits for all of them."""
+
+    def __init__(self, facts: Facts, plain: Advice) -> None:
+        self._plain = plain
+        self._measured: dict[str, tuple[float, float]] = {}
+        self._trial: _Trial | None = None
+        self.advice: Advice | None = None
+        self.begin(facts, ())
+
+    def begin(
+        self, facts: Facts, some: Sequence[tuple[str, Sizes]] | Iterator[tuple[str, Sizes]], seen: int = 0
+    ) -> None:
+        """Value everything anew."""
+        self.facts, self.seen = facts, seen
+        self._left = iter(some)
+        self._best = {"ar": (facts.value(self._plain), self._plain)}
+        self.is_done = False
+
+    def go_on(self, count: int) -> None:
+        for policy, sizes in islice(self._left, count):
+            advice = Advice(policy, sizes)
+            value = self.facts.value(advice)
+            if value > self._best.get(policy, (0.0, advice))[0]:
+                self._best[policy] = value, advice
+            count -= 1
+        self.is_done = count > 0
+        if self.is_done:
+            self._choose()
+
+    def measure(self, now_s: float, tokens: int, running: int) -> None:
+        """The fleet has sent so many tokens until now."""
+        if self.advice is None:
+            return
+        if self._trial is None or self._trial.advice != self.advice:
+            self._trial = _Trial(self.advice, tokens + SETTLE_EACH * running)
+        trial = self._trial
+        if trial.began_s is None:
+            if tokens >= trial.begins:
+                trial.begins, trial.began_s = tokens, now_s
+            return
+        new = tokens - trial.begins
+        if new >= max(WINDOW, WINDOW_EACH * running) and now_s > trial.began_s:
+            self._learn(self.advice, new, new / (now_s - trial.began_s))
+            self._trial = None
+            if self.is_done:
+                self._choose()
+
+    def _learn(self, advice: Advice, tokens: int, tokens_s: float) -> None:
+        """Half of what was known before is forgotten each time, so that drift is followed."""
+        weight, ratio = self._measured.get(advice.policy, (0.0, 1.0))
+        weight /= 2
+        found = tokens_s / self.facts.value(advice)
+        self._measured[advice.policy] = weight + tokens, (weight * ratio + tokens * found) / (weight + tokens)
+
+    def _factor(self, policy: str) -> float:
+        if policy not in self._measured:
+            return CREDIT if policy != "ar" else 1.0
+        weight, ratio = self._measured[policy]
+        return (weight * ratio + DOUBT) / (weight + DOUBT)
+
+    def _choose(self) -> None:
+        policy = max(self._best, key=lambda name: self._best[name][0] * self._factor(name))
+        self.advice = self._best[policy][1]
+
+
 class Planner:
     """most: bounds of all sizes. policies: among which `auto` chooses, `ar` aside."""
 
@@ -47,7 +169,7 @@ class Planner:
         self._target, self._drafter, self._hop = Latency(), Latency(), Transport()
         self._odds: dict[Kind, Acceptance] = {}
         self._seen = 0
-        self._advice: dict[tuple[Kind, int, int, int, tuple[str, ...]], tuple[int, Advice]] = {}
+        self._advisors: dict[Place, _Advisor] = {}
 
     # -- what is seen ----------------------------------------------------------------------------
 
@@ -77,27 +199,40 @@ class Planner:
     # -- what follows ----------------------------------------------------------------------------
 
     def advise(
-        self, kind: Kind, running: int, verifiers: int, drafters: int, policies: Sequence[str], now: Advice | None
+        self,
+        kind: Kind,
+        running: int,
+        verifiers: int,
+        drafters: int,
+        policies: Sequence[str],
+        now_s: float,
+        tokens: int,
     ) -> Advice:
-        """The best policy and sizes for a request, of `policies`; `now` unless another is clearly better.
+        """The best policy and sizes for a request, of `policies`.
 
-        drafters 0: drafting is part of a target's round, and so of its time.
+        drafters 0: drafting is part of a target's round, and so of its time. tokens: of the whole fleet, until now_s.
         """
-        if not self._target.is_known or (drafters and not self._drafter.is_known):
+        if self._seen < LEAST or not self._target.is_known or (drafters and not self._drafter.is_known):
             return self._first(policies)
         running = max(1, running)
-        key = kind, 1 << (running - 1).bit_length(), verifiers, drafters, tuple(policies)
-        found = self._advice.get(key)
-        if found is None or self._seen - found[0] >= PATIENCE:
-            drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])
-            load = Load(self._target.curve(), drafter, self._hop.seconds, running, verifiers, max(1, drafters))
-            found = self._seen, self._choose(kind, load, policies, now)
-            self._advice[key] = found
-        return found[1]
+        place = kind, 1 << (running - 1).bit_length(), verifiers, drafters, tuple(policies)
+        advisor = self._advisors.get(place)
+        if advisor is None or (advisor.is_done and self._seen - advisor.seen >= PATIENCE):
+            facts = self._facts(kind, running, verifiers, drafters)
+            if advisor is None:
+                advisor = self._advisors[place] = _Advisor(facts, Advice("ar", self._most))
+                advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
+            elif facts.have_moved(advisor.facts):
+                advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
+            advisor.seen = self._seen
+        if not advisor.is_done:
+            advisor.go_on(AT_ONCE)
+        advisor.measure(now_s, tokens, running)
+        return advisor.advice or self._first(policies)
 
     def probe(self, policies: Sequence[str]) -> Advice:
         """A way to see whether guesses are right that costs little where they are not."""
-        sizes = replace(self._most, steps=2, nodes=2, topk=1)
+        sizes = replace(self._most, steps=min(2, self._most.steps), nodes=min(2, self._most.nodes), topk=1)
         return Advice("sd" if "sd" in policies else "ar", sizes)
 
     def _first(self, policies: Sequence[str]) -> Advice:
@@ -105,13 +240,17 @@ class Planner:
         sizes = replace(self._most, steps=min(4, self._most.steps), nodes=min(4, self._most.nodes), topk=1)
         return Advice("sd" if "sd" in policies else "ar", sizes)
 
-    def _choose(self, kind: Kind, load: Load, policies: Sequence[str], now: Advice | None) -> Advice:
-        odds = (tuple(round(share, 2) for share in self.odds(kind)),)
-        usable = [policy for policy in policies if policy in self._policies]
-        policy, sizes, top = best(usable, self._most, load, odds)
-        if now is not None and now.policy in (*usable, "ar") and rate(now.policy, now.sizes, load, odds) * GAIN >= top:
-            return now
-        return Advice(policy, sizes)
+    def _candidates(self, policies: Sequence[str], load: Load) -> Iterator[tuple[str, Sizes]]:
+        """Branches are for verifiers that would wait otherwise: where many share them, these policies lose, and
+        valuing them takes longest."""
+        crowded = {policy for policy, most in CROWD.items() if load.batch > most * load.verifiers}
+        usable = [policy for policy in policies if policy in self._policies and policy not in crowded]
+        return candidates(usable, self._most)
+
+    def _facts(self, kind: Kind, running: int, verifiers: int, drafters: int) -> Facts:
+        drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])
+        load = Load(self._target.curve(), drafter, self._hop.seconds, running, verifiers, max(1, drafters))
+        return Facts(load, (tuple(round(share, 2) for share in self.odds(kind)),))
 
     def _of(self, kind: Kind) -> Acceptance:
         return self._odds.setdefault(kind, Acceptance())
