@@ -6,53 +6,103 @@ Knows how to make the one that a configuration names. Does not know where it run
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from distspec import models
 from distspec.config import Config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
+from distspec.drafters.dflash import DflashDrafter
+from distspec.drafters.eagle import EagleDrafter
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.suffix import SuffixDrafter
 from distspec.engine import Engine
+from distspec.models.dflash import Dflash
+from distspec.models.llama import Llama
 
-__all__ = ["DRAFTERS", "DraftRow", "Drafter", "NgramDrafter", "Proposal", "StandaloneDrafter", "SuffixDrafter", "make"]
+__all__ = [
+    "DRAFTERS",
+    "DflashDrafter",
+    "DraftRow",
+    "Drafter",
+    "EagleDrafter",
+    "NgramDrafter",
+    "Proposal",
+    "StandaloneDrafter",
+    "SuffixDrafter",
+    "make",
+]
 
 
-def make(config: Config, *, max_model_len: int, device: torch.device) -> Drafter | None:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What drafters are made from; see `make`."""
+
+    config: Config
+    max_model_len: int
+    device: torch.device
+    target: Llama | None
+
+
+def make(config: Config, *, max_model_len: int, device: torch.device, target: Llama | None = None) -> Drafter | None:
     """The drafter that config.speculation.drafter names, None for `none`.
 
-    max_model_len: of the target. device: of drafters that compute. Raises ConfigError for a draft
-    model whose vocabulary is not the target's, ModelNotFound.
+    max_model_len: of the target. device: of drafters that compute. target: the model itself where it is loaded on this
+    device, to be shared by draft models that borrow its embeddings and head; else these are loaded. Raises ConfigError
+    for a draft model that does not fit the target, ModelNotFound.
     """
-    return DRAFTERS[config.speculation.drafter](config, max_model_len, device)
+    return DRAFTERS[config.speculation.drafter](_Plan(config, max_model_len, device, target))
 
 
-def _ngram(config: Config, max_model_len: int, device: torch.device) -> Drafter:
-    return NgramDrafter(config.speculation.ngram, max_model_len=max_model_len, device=device)
+def _ngram(plan: _Plan) -> Drafter:
+    return NgramDrafter(plan.config.speculation.ngram, max_model_len=plan.max_model_len, device=plan.device)
 
 
-def _suffix(config: Config, max_model_len: int, device: torch.device) -> Drafter:
-    return SuffixDrafter(config.speculation.suffix, max_model_len=max_model_len)
+def _suffix(plan: _Plan) -> Drafter:
+    return SuffixDrafter(plan.config.speculation.suffix, max_model_len=plan.max_model_len)
 
 
-def _standalone(config: Config, max_model_len: int, device: torch.device) -> Drafter:
-    name = config.speculation.draft_model
-    assert name is not None  # config.check
+def _standalone(plan: _Plan) -> Drafter:
+    config, name = plan.config, _draft_model(plan.config)
     models.same_vocabulary(models.model_folder(config.model.name), models.model_folder(name))
-    model = models.load_model(name, dtype=getattr(torch, config.model.dtype), device=device)
+    model = models.load_model(name, dtype=getattr(torch, config.model.dtype), device=plan.device)
+    longest = min(plan.max_model_len, model.config.max_position)
     return StandaloneDrafter(
-        Engine(model, config.engine, device=device, max_model_len=min(max_model_len, model.config.max_position)),
+        Engine(model, config.engine, device=plan.device, max_model_len=longest),
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_scratch_nodes=config.engine.max_scratch_nodes,
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len,
     )
 
 
-DRAFTERS: dict[str, Callable[[Config, int, torch.device], Drafter | None]] = {
-    "none": lambda config, max_model_len, device: None,
+def _featured(plan: _Plan) -> Drafter:
+    config, device = plan.config, plan.device
+    if plan.target is not None:
+        target = models.Target.of(plan.target)
+    else:
+        dtype = getattr(torch, config.model.dtype)
+        target = models.load_target(models.model_folder(config.model.name), dtype=dtype, device=device)
+    model = models.load_draft(config.speculation.drafter, models.model_folder(_draft_model(config)), target)
+    if isinstance(model, Dflash):
+        return DflashDrafter(model, config.engine, max_model_len=plan.max_model_len, device=device)
+    return EagleDrafter(model, config.engine, max_model_len=plan.max_model_len, device=device)
+
+
+def _draft_model(config: Config) -> str:
+    name = config.speculation.draft_model
+    assert name is not None  # config.check
+    return name
+
+
+DRAFTERS: dict[str, Callable[[_Plan], Drafter | None]] = {
+    "none": lambda plan: None,
     "ngram": _ngram,
     "suffix": _suffix,
     "standalone": _standalone,
+    "eagle": _featured,
+    "eagle3": _featured,
+    "mtp": _featured,
+    "dflash": _featured,
 }

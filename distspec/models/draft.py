@@ -8,7 +8,6 @@ first token of a text has no row, and the row of the token at position p of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,7 +67,7 @@ class FeatureModel(Protocol):
     dtype: torch.dtype
     taps: tuple[int, ...]
     width: int
-    weights: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
 
     def enter(self, features: Tensor) -> Tensor:
         """The target's features [rows, width] as `forward` takes them: [rows, hidden_size]."""

@@ -22,6 +22,7 @@ from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
 from distspec.engine.synthetic import SyntheticEngine
 from distspec.errors import FleetError
+from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello
 from distspec.rounds.desk import Desk
 from distspec.transfer.base import End
@@ -75,7 +76,7 @@ def _target(
     model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
     longest = config.max_model_len(model.config.max_position)
     local = config.speculation.placement == "local" and role == "decode"
-    drafter, quick = _drafters(config, longest, model.config.vocab_size, device) if local else (None, None)
+    drafter, quick = _drafters(config, longest, model.config.vocab_size, device, model) if local else (None, None)
     kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
     taps = taps_of(drafter)
     engine = kind(model, config.engine, device=device, max_model_len=config.model.max_model_len, taps=taps)
@@ -126,12 +127,12 @@ def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork
 
 
 def _drafters(
-    config: Config, max_model_len: int, vocab_size: int, device: torch.device
+    config: Config, max_model_len: int, vocab_size: int, device: torch.device, target: Llama | None = None
 ) -> tuple[Drafter | None, Drafter | None]:
-    """The drafter and its fallback. vocab_size: of the target."""
+    """The drafter and its fallback. vocab_size: of the target; target: it, where it is loaded here."""
     fallback = msgspec.structs.replace(config.speculation, drafter=config.speculation.fallback)
     made = [
-        make(asked, max_model_len=max_model_len, device=device)
+        make(asked, max_model_len=max_model_len, device=device, target=target)
         for asked in (config, msgspec.structs.replace(config, speculation=fallback))
     ]
     odds = config.speculation.synthetic_acceptance

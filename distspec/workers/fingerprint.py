@@ -29,6 +29,8 @@ def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
         drafter += f" of {speculation.ngram.min_n} to {speculation.ngram.max_n} tokens"
     elif drafter == "standalone" and speculation.draft_model is not None:
         drafter += f" {models.fingerprint(models.model_folder(speculation.draft_model))}"
+    elif speculation.drafter not in ("none", "suffix") and speculation.draft_model is not None:
+        drafter += f" {models.draft_fingerprint(models.model_folder(speculation.draft_model))}"
     found = {
         **package(),
         "model": models.fingerprint(models.model_folder(config.model.name)),

@@ -226,8 +226,40 @@ def test_a_text_that_gave_up_its_pages_comes_back_with_its_features() -> None:
             assert_same(found, Book("mtp", GREEDY).turn(0, text[:length], shape))
             subject.check()
     both = [told("mtp", request, 178, text[:179], shape, GREEDY) for request, text in enumerate(texts)]
-    assert sorted(len(found.tokens) for found in subject.propose(both)) == [0, 2]
+    assert [len(found.tokens) for found in subject.propose(both)] == [0, 2]
+    again = told("mtp", 0, 179, texts[0], shape, GREEDY)
+    [found] = subject.propose([again])
+    assert_same(found, Book("mtp", GREEDY).turn(0, texts[0], shape))
     subject.check()
+
+
+def test_a_text_that_finds_no_page_to_grow_into_keeps_what_it_was_told() -> None:
+    """One page of 64 for each of two texts that grow beyond it, and one to spare."""
+    subject, shape = drafter("eagle3", page_size=64, num_pages=7), Shape(steps=1)
+    texts = [(TEXT * 20)[:80], (TEXT[::-1] * 20)[:80]]
+    subject.propose([told("eagle3", i, 0, text[:60], shape, GREEDY) for i, text in enumerate(texts)])
+    taken = subject._books.open(())
+    taken.reserve(4 * 64)
+    found = subject.propose([told("eagle3", i, 60, text, shape, GREEDY) for i, text in enumerate(texts)])
+    [loser] = [i for i, proposal in enumerate(found) if not proposal.tokens]
+    [one] = subject.propose([told("eagle3", loser, 80, texts[loser], shape, GREEDY)])
+    assert_same(one, Book("eagle3", GREEDY).turn(0, texts[loser], shape))
+
+
+def test_survivors_in_the_way_of_the_text_move_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide trees whose paths are followed step by step, so that rows of what lives on lie everywhere."""
+    subject, book, wide = drafter("eagle", page_size=1, budget=64), Book("eagle", GREEDY), Shape(4, 3, 4, 60)
+    moved: list[int] = []
+    move = subject.pool.move
+    monkeypatch.setattr(subject.pool, "move", lambda *where: (moved.append(len(where[0])), move(*where)))
+    text, came, followed = list(TEXT), (), []
+    for _ in range(8):
+        expected = book.turn(len(book.text), came or text, wide)
+        [found] = subject.propose([told("eagle", 1, len(book.text) - len(came or text), book.text, wide, GREEDY)])
+        assert_same(found, expected)
+        came = max(book.tree.expanded, key=lambda path: (sum(p[:1] == path[:1] for p in book.tree.expanded), path))[:1]
+        followed.append(len(came))
+    assert max(moved) > max(followed)
 
 
 def test_bad_rows_change_nothing() -> None:

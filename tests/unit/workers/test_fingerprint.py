@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from distspec.config import load
-from distspec.models import random_model, save_pretrained
+from distspec.models import Target, load_model, random_model, save_pretrained
+from distspec.models.draft_checkpoint import random_draft, save_draft
+from distspec.models.eagle import EagleConfig
 from distspec.workers.fingerprint import fingerprint
 from tests.shapes import LLAMA
 
@@ -30,6 +35,15 @@ def test_a_draft_model_counts_only_where_it_drafts(folders: list[str]) -> None:
     assert of(folders, drafter="ngram", draft_model="/nowhere") == of(folders, drafter="ngram")
     alone = [of(folders, drafter="standalone", draft_model=folder) for folder in folders]
     assert alone[0]["drafter"] != alone[1]["drafter"]
+
+
+def test_heads_that_draft_otherwise_differ(folders: list[str], tmp_path: Path) -> None:
+    target = Target.of(load_model(folders[0], dtype=torch.float32, device=CPU))
+    layer = replace(LLAMA, num_layers=1)
+    for seed in (1, 2):
+        save_draft(random_draft(EagleConfig(layer, (3,)), target, seed=seed), tmp_path / str(seed))
+    found = [of(folders, drafter="eagle", draft_model=str(tmp_path / str(seed))) for seed in (1, 2)]
+    assert [key for key in found[0] if found[0][key] != found[1][key]] == ["drafter"]
 
 
 @pytest.mark.parametrize("ngram", [{"max_n": 4}, {"min_n": 2}])
