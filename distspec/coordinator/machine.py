@@ -263,6 +263,9 @@ class Machine:
         ctx = self._ctx
         if request.state is not State.DRIVEN:
             return
+        asked = request.drafting
+        if asked is not None and asked.task == message.task:
+            ctx.planner.turned(ctx.now - asked.sent_s, message.span)
         if driving.drafted(ctx, request, worker, message):
             driving.drive(ctx, request)
         if ctx.credits.workers[worker].barred:

@@ -37,10 +37,13 @@ LEAST = 100
 MOVED = 0.06
 """Relative change of a curve, or twice the change of an odd, after which all candidates are valued anew."""
 
+PROBED_ROWS = (1, 8, 32, 128, 256, 512)
+"""Where two curves are compared."""
+
 AT_ONCE = 2
 """Candidates that are valued per event: tens of milliseconds at most."""
 
-CROWD = {"bvsp": 1, "ssd": 4}
+CROWD = {"bvsp": 1, "dsi": 2, "pearl": 4, "ssd": 4}
 """Running requests per verifier up to which a policy is valued at all."""
 
 CREDIT = 1.1
@@ -53,6 +56,9 @@ WINDOW = 300
 """Tokens of a measurement, or WINDOW_EACH per running request if that is more; as many as SETTLE_EACH come before."""
 
 WINDOW_EACH, SETTLE_EACH = 30, 8
+
+SETTLE_S = 1.5
+"""Seconds that come before as well: leased requests are asked back only now and then."""
 
 NO_TIME_S = 1e-6
 
@@ -81,8 +87,9 @@ class Facts:
         return rate(advice.policy, advice.sizes, self.load, self.odds)
 
     def have_moved(self, before: Facts) -> bool:
-        curves = [(f.load.target(1), f.load.target(16), f.load.target(128), f.load.drafter(1)) for f in (self, before)]
+        curves = [[f.load.target(rows) for rows in PROBED_ROWS] + [f.load.drafter(1)] for f in (self, before)]
         moved = any(abs(a - b) > MOVED * b for a, b in zip(*curves, strict=True))
+        moved |= abs(self.load.hop_s - before.load.hop_s) > MOVED * self.load.target(1)
         return moved or any(2 * abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
 
 
@@ -92,6 +99,7 @@ class _Trial:
 
     advice: Advice
     begins: int
+    settles_s: float
     began_s: float | None = None
 
 
@@ -130,10 +138,10 @@ class _Advisor:
         if self.advice is None:
             return
         if self._trial is None or self._trial.advice != self.advice:
-            self._trial = _Trial(self.advice, tokens + SETTLE_EACH * running)
+            self._trial = _Trial(self.advice, tokens + SETTLE_EACH * running, now_s + SETTLE_S)
         trial = self._trial
         if trial.began_s is None:
-            if tokens >= trial.begins:
+            if tokens >= trial.begins and now_s >= trial.settles_s:
                 trial.begins, trial.began_s = tokens, now_s
             return
         new = tokens - trial.begins

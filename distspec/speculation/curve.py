@@ -19,6 +19,9 @@ WINDOW = 15
 STALE = 500
 """Steps after which a bucket that saw none of them says nothing any more: the machine may have changed since."""
 
+GENERATION = 5000
+"""Observations of a transport that are forgotten together."""
+
 WIDEST = 2**14
 """Rows of the widest bucket."""
 
@@ -107,19 +110,25 @@ class Latency:
 class Transport:
     """Seconds that a message and its answer spend on the way, from turnarounds and the worker's own span.
 
-    A turnaround also holds the wait for the step that ran when the message came, so the lower decile counts.
+    A turnaround also holds the wait for the step that ran when the message came, and of busy workers every one does.
+    So the least counts that was seen lately, in this generation of observations or the one before.
     """
 
     def __init__(self) -> None:
-        self._window: deque[float] = deque(maxlen=4 * WINDOW)
+        self._least = [math.inf, math.inf]
+        self._count = 0
 
     def observe(self, turnaround_s: float, span_s: float) -> None:
-        self._window.append(max(0.0, turnaround_s - span_s))
+        self._count += 1
+        if self._count % GENERATION == 0:
+            self._least = [math.inf, self._least[0]]
+        self._least[0] = min(self._least[0], max(0.0, turnaround_s - span_s))
 
     @property
     def seconds(self) -> float:
         """0 until something was observed."""
-        return quantile(self._window, 0.1) if self._window else 0.0
+        least = min(self._least)
+        return least if math.isfinite(least) else 0.0
 
 
 def quantile(values: Iterable[float], share: float) -> float:
