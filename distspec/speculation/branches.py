@@ -59,10 +59,10 @@ def branching(load: Load, odds: Odds, sizes: Sizes) -> float:
 def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
     """`bvsp`: tokens per second of one request, with two verifiers.
 
-    As `branching`, but once `early` further nodes wait, the other verifier judges them, before the verdict is there. If
-    it ends within them, the next verdict is on its way already; else it starts anew, while the other verifier is
-    still busy with what is dead. A state is (expansions, levels, nodes that are being judged, quarters of a forward until
-    the other verifier answers) below the end; -1 nodes where the end itself is not being judged.
+    As `branching`, but once `early` further nodes wait, the other verifier judges them, before the verdict is there.
+    If it ends within them, the next verdict is on its way already; else it starts anew, while the other verifier is
+    still busy with what is dead. A state is (expansions, levels, nodes that are being judged, quarters of a forward
+    until the other verifier answers) below the end; -1 nodes where the end itself is not being judged.
     """
     if load.verifiers == 1:
         return branching(load, odds, sizes)

@@ -1,0 +1,112 @@
+"""Learned odds against the odds that made the observations."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distspec.speculation.acceptance import DEPTHS, HALF_LIFE, PRIOR, Acceptance
+
+ODDS = (0.8, 0.1, 0.03)
+
+
+def drawn(rng: Random, odds: tuple[float, ...]) -> int | None:
+    """The rank that is right."""
+    point = rng.random()
+    for rank, share in enumerate(odds):
+        point -= share
+        if point < 0:
+            return rank
+    return None
+
+
+def watch(
+    learned: Acceptance, rng: Random, odds: tuple[float, ...], count: int, children: int = 3, depth: int = 0
+) -> None:
+    for _ in range(count):
+        rank = drawn(rng, odds)
+        learned.observe(depth, rank if rank is not None and rank < children else None, children)
+
+
+def test_nothing_seen_is_the_prior() -> None:
+    assert Acceptance().odds() == pytest.approx(PRIOR)
+    assert Acceptance().odds(3) == pytest.approx(PRIOR)
+    assert Acceptance().interval() == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odds_are_found(seed: int) -> None:
+    learned = Acceptance()
+    watch(learned, Random(seed), ODDS, 4000)
+    assert learned.odds()[:3] == pytest.approx(ODDS, abs=0.04)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drift_is_followed(seed: int) -> None:
+    rng, learned = Random(seed), Acceptance()
+    watch(learned, rng, (0.9, 0.05, 0.01), 4000)
+    watch(learned, rng, (0.4, 0.3, 0.1), 4 * HALF_LIFE)
+    assert learned.odds()[:3] == pytest.approx((0.4, 0.3, 0.1), abs=0.08)
+
+
+def test_half_life() -> None:
+    learned = Acceptance()
+    for _ in range(20 * HALF_LIFE):
+        learned.observe(0, 0, 1)
+    for _ in range(HALF_LIFE):
+        learned.observe(0, None, 1)
+    assert learned.odds()[0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_ranks_that_were_not_there_say_nothing() -> None:
+    learned = Acceptance()
+    watch(learned, Random(1), ODDS, 1000, children=1)
+    assert learned.odds()[1:] == pytest.approx(PRIOR[1:])
+    assert learned.tried(1) == 0
+
+
+def test_depths_are_told_apart_and_a_new_one_is_like_the_others() -> None:
+    rng, learned = Random(2), Acceptance()
+    for _ in range(1500):
+        watch(learned, rng, (0.9, 0.05, 0.01), 1, depth=0)
+        watch(learned, rng, (0.5, 0.2, 0.1), 1, depth=1)
+    assert learned.odds(0)[0] == pytest.approx(0.9, abs=0.05)
+    assert learned.odds(1)[0] == pytest.approx(0.5, abs=0.06)
+    assert learned.odds(2) == pytest.approx(learned.odds())
+    assert learned.table() == tuple(learned.odds(depth) for depth in range(DEPTHS))
+    watch(learned, rng, (0.2, 0.1, 0.1), 500, depth=100)
+    assert learned.odds(DEPTHS - 1)[0] == pytest.approx(learned.odds(1000)[0])
+
+
+def test_the_interval_holds_the_truth_and_narrows() -> None:
+    held, widths = 0, []
+    for seed in range(100):
+        learned = Acceptance()
+        watch(learned, Random(seed), ODDS, 100)
+        low, high = learned.interval()
+        held += low <= ODDS[0] <= high
+        watch(learned, Random(seed), ODDS, 400)
+        widths.append((high - low, learned.interval()[1] - learned.interval()[0]))
+    assert held >= 88
+    assert all(late < early for early, late in widths)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 6), st.integers(0, 7)), max_size=200))
+def test_odds_are_odds(seen: list[tuple[int, int | None, int]]) -> None:
+    learned = Acceptance()
+    for one in seen:
+        learned.observe(*one)
+    for odds in (learned.odds(), *learned.table()):
+        assert all(0 <= share <= 1 for share in odds)
+        assert sum(odds) <= 1 + 1e-9
+
+
+def test_counts_never_overflow_and_rescaling_changes_nothing() -> None:
+    learned = Acceptance()
+    for i in range(45 * HALF_LIFE):  # past 2**40
+        learned.observe(0, 0 if i % 4 else None, 1)
+    assert learned.odds()[0] == pytest.approx(0.75, abs=0.01)
+    assert learned.tried() == pytest.approx(HALF_LIFE / 0.693, rel=0.01)
