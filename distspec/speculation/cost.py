@@ -119,10 +119,10 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     """
     steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
     if policy == "pearl":
-        for k in steps:
+        for k in (k for k in steps if k <= most.nodes):
             yield from (replace(most, steps=k, topk=1, nodes=k, lookahead=n) for n in (1, 2) if n <= most.lookahead)
     elif policy == "dsi":
-        for chunk in (k for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if k <= most.lookahead):
+        for chunk in (k for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if k <= min(most.lookahead, most.nodes)):
             yield replace(most, steps=chunk, topk=1, nodes=chunk, lookahead=chunk)
     elif policy == "sd":
         for k in steps:
