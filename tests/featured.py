@@ -33,6 +33,7 @@ _EAGLE3 = Eagle3Config(layer=_LAYER, taps=(2, 1, 0), target_hidden_size=48, draf
 FED: dict[str, DraftConfig] = {
     "eagle": EagleConfig(_LAYER, (3,)),
     "eagle, bias": EagleConfig(replace(_LAYER, attention_bias=True), (3,), fusion_bias=True),
+    "eagle, bias of queries": EagleConfig(replace(_LAYER, attention_bias=True, model_type="qwen2"), (3,)),
     "eagle3": replace(_EAGLE3, draft_vocab_size=9),
     "eagle3, whole vocabulary": _EAGLE3,
     "eagle3, narrow": replace(_EAGLE3, layer=replace(_LAYER, hidden_size=32), own_embedding=True, taps=(3, 1)),

@@ -8,6 +8,7 @@ drew it. The first token has no such position and no row, as the published model
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,7 +60,7 @@ class Text:
     steps: int = 0
 
 
-class FeatureDrafter:
+class FeatureDrafter(ABC):
     """The part of such a drafter that does not depend on its model; see Drafter.
 
     taps: what it needs of the target, see models.Taps: DraftRow.features has these. When pages run out, the texts
@@ -71,20 +72,20 @@ class FeatureDrafter:
     ) -> None:
         """kept: vectors of the model's hidden size that are kept of each row beside its KV; the first is what entered.
 
-        max_model_len: of the target. Raises InvalidValue if the pool cannot hold what is configured.
+        max_model_len: of the target; texts longer than the pool holds get no drafts. Raises InvalidValue if it holds
+        none.
         """
         shape = model.config
         self.taps = model.taps
         self.device = device
-        self.max_model_len = max_model_len
         self.budget = options.max_num_batched_tokens
         self.room = options.max_scratch_nodes
         self._enters = model
         self._kept = kept
         pages = pages_that_fit(shape, options, max_model_len, model.dtype, device, kept * shape.hidden_size)
-        if pages < options.pages_for(max_model_len):
-            need = f"at least {options.pages_for(max_model_len)}, one request of max_model_len for the drafter"
-            raise InvalidValue("engine.num_pages", pages, need)
+        if options.tokens_in(pages) < 1:
+            raise InvalidValue("engine.num_pages", pages, f"at least {options.pages_for(1)}, one request of one token")
+        self.max_model_len = min(max_model_len, options.tokens_in(pages))
         self.pool = KVPool(
             shape.num_layers,
             pages * options.page_size,
@@ -127,9 +128,9 @@ class FeatureDrafter:
     def _fed(self, text: Text, count: int) -> None:
         """The last `count` committed rows of a text have got the target's features."""
 
+    @abstractmethod
     def _grow(self, texts: Sequence[Text]) -> None:
         """Grow the trees of texts as their shapes and steps say."""
-        raise NotImplementedError
 
     def hold(self, text: Text, rows: int, busy: Sequence[Text]) -> bool:
         """Room for so many more rows; a text that gets none, even with the idle ones closed, is closed itself."""

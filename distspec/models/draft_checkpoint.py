@@ -48,7 +48,7 @@ def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
     settings, layout = _read(kind, checkpoint, target.config)
     dtype, device = target.embedding.dtype, target.embedding.device
     weights = {
-        name: checkpoint.parameter(_renamed(settings, layout, parts), dtype, device)
+        name: checkpoint.parameter({_renamed(kind, layout, part): parts[part] for part in parts}, dtype, device)
         for name, parts in settings.parameters().items()
     }
     if isinstance(settings, Eagle3Config | DflashConfig) and settings.reduced:
@@ -89,7 +89,7 @@ def save_draft(model: DraftModel, folder: str | Path, layout: Layout = "own") ->
     for name, parts in model.settings.parameters().items():
         rows = [shape[0] for shape in parts.values()]
         pieces = torch.split(model.weights[name], rows)
-        tensors |= zip(_renamed(model.settings, layout, parts), pieces, strict=True)
+        tensors |= zip((_renamed(model.settings.kind, layout, part) for part in parts), pieces, strict=True)
     if "ids" in model.weights:
         ids = model.weights["ids"]
         tensors["d2t"] = ids - torch.arange(len(ids), device=ids.device)
@@ -111,21 +111,31 @@ def _read(kind: str, checkpoint: Checkpoint, target: ModelConfig) -> tuple[Draft
     found = tree.get(_SPECULATORS, kind)
     if found != kind:
         raise InvalidValue(FIELD, f"kind {found}", f"speculation.drafter to be {found} for {checkpoint.folder}")
-    layout: Layout = "speculators" if _SPECULATORS in tree else "own"
-    return _READERS[kind](_Reading(tree, checkpoint, target)), layout
+    reading = _Reading(kind, tree, checkpoint, target)
+    return _READERS[kind](reading), reading.layout
 
 
 class _Reading:
     """A folder that is being read, and the target it must fit."""
 
-    def __init__(self, tree: Mapping[str, Any], checkpoint: Checkpoint, target: ModelConfig) -> None:
+    def __init__(self, kind: str, tree: Mapping[str, Any], checkpoint: Checkpoint, target: ModelConfig) -> None:
         self.tree = tree
         self.target = target
         self.folder = checkpoint.folder
+        self.layout: Layout = "speculators" if _SPECULATORS in tree else "own"
+        self._kind = kind
         self._checkpoint = checkpoint
 
     def holds(self, name: str) -> bool:
-        return name in self._checkpoint.tensors
+        """There is a tensor, by the name that the models' tables have for it."""
+        return _renamed(self._kind, self.layout, name) in self._checkpoint.tensors
+
+    def as_stored(self, layer: ModelConfig) -> ModelConfig:
+        """The layer, of the family that its tensors say: a config.json often repeats the target's."""
+        tensors = ("q_norm.weight", "q_proj.bias", "o_proj.bias")
+        normed, biased, whole = (self.holds(f"layers.0.self_attn.{name}") for name in tensors)
+        family = "qwen3" if normed else "qwen2" if biased and not whole else "llama"
+        return replace(layer, model_type=family, attention_bias=biased)
 
     def layer(self, layers: int | None = 1) -> ModelConfig:
         """Shape of its layers, and as many positions as the target has: its weights say nothing of positions.
@@ -162,9 +172,8 @@ def _eagle(reading: _Reading) -> EagleConfig:
     reading.must("layernorms", bool(reading.tree.get("layernorms", False)), False, "the published EAGLE")
     layer = reading.layer()
     reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
-    return EagleConfig(
-        layer, (reading.target.num_layers,), fusion_bias=reading.holds("fc.bias") or reading.holds("fusion_fc.bias")
-    )
+    layer, taps = reading.as_stored(layer), (reading.target.num_layers,)
+    return EagleConfig(layer, taps, fusion_bias=reading.holds("fc.bias"))
 
 
 def _eagle3(reading: _Reading) -> Eagle3Config:
@@ -178,7 +187,7 @@ def _eagle3(reading: _Reading) -> Eagle3Config:
         reading.must("hidden_size", layer.hidden_size, width, "the target's, without embed_tokens.weight of its own")
     named = {**tree.get("eagle_config", {}), **tree}.get("eagle_aux_hidden_state_layer_ids")
     return Eagle3Config(
-        layer=layer,
+        layer=reading.as_stored(layer),
         taps=reading.taps(named, (2, layers // 2, layers - 3)),
         target_hidden_size=width,
         draft_vocab_size=tree.get("draft_vocab_size") or layer.vocab_size,
@@ -269,12 +278,12 @@ def _speculators(settings: EagleConfig | Eagle3Config | DflashConfig) -> dict[st
     }
 
 
-def _renamed(settings: DraftConfig, layout: Layout, parts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Parts by the names that the layout has for them."""
-    found = dict(parts)
-    for ours, theirs in _RENAMED.get((settings.kind, layout), {}).items():
-        found = {theirs + name[len(ours) :] if name.startswith(ours) else name: shape for name, shape in found.items()}
-    return found
+def _renamed(kind: str, layout: Layout, name: str) -> str:
+    """A tensor by the name that the layout has for it."""
+    for ours, theirs in _RENAMED.get((kind, layout), {}).items():
+        if name.startswith(ours):
+            return theirs + name[len(ours) :]
+    return name
 
 
 def _ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> Tensor:

@@ -287,4 +287,5 @@ def test_forgetting_frees_the_pages() -> None:
 
 def test_a_pool_that_holds_no_request_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"engine\.num_pages"):
-        drafter("eagle", num_pages=20)
+        drafter("eagle", num_pages=18)
+    assert drafter("eagle", num_pages=19).max_model_len == 4

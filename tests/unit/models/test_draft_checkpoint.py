@@ -82,6 +82,15 @@ def test_a_pickled_folder_with_an_embedding_that_nobody_needs_is_the_same(name: 
     assert same(load(name, tmp_path), made(name))
 
 
+@pytest.mark.parametrize("name", ["eagle", "eagle, bias", "eagle, bias of queries", "eagle3, normed residual"])
+def test_the_tensors_say_of_which_family_a_layer_is(name: str, tmp_path: Path) -> None:
+    save_draft(made(name), tmp_path, "speculators")
+    tree = json.loads((tmp_path / "config.json").read_text())["transformer_layer_config"]
+    for family in ("llama", "qwen2", "qwen3"):
+        edit(tmp_path, transformer_layer_config={**tree, "model_type": family, "attention_bias": False})
+        assert same(load(name, tmp_path), made(name))
+
+
 def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     save_draft(made("eagle"), tmp_path)
     (tmp_path / "model.safetensors").unlink()
