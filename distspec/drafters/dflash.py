@@ -34,22 +34,25 @@ class DflashDrafter(FeatureDrafter):
         super().__init__(model, options, kept=1, max_model_len=max_model_len, device=device)
         self._model = model
 
-    def _fed(self, text: Text, count: int) -> None:
-        """Rows of the text are context: keys and values only."""
+    def _extend_context(self, text: Text) -> None:
+        """Keys and values of the rows that the text has gained."""
         assert text.sequence is not None
-        indices = range(text.sequence.length - count, text.sequence.length)
+        indices = range(text.right, text.sequence.length)
         where, positions = self.integers(self.locations(text.sequence, indices)), self.integers(list(indices))
         entered = self.vectors().index_select(0, where)
         for layer, (keys, values) in enumerate(self.pool.layers):
             k, v = self._model.context(layer, entered, positions)
             keys.index_copy_(0, where, k)
             values.index_copy_(0, where, v)
+        text.right = text.sequence.length
 
     def _grow(self, texts: Sequence[Text]) -> None:
         due = [text for text in texts if text.steps and self._is_due(text)]
         at_once = max(1, self.budget // self._model.settings.block_size)
         for i in range(0, len(due), at_once):
             some = [text for text in due[i : i + at_once] if self.hold(text, self._rows(text), texts)]
+            for text in some:
+                self._extend_context(text)
             if some:
                 self._blocks(some)
 
@@ -87,7 +90,6 @@ def _plant(text: Text, block: Sequence[Guesses]) -> None:
     """Make the tree of a block: guesses of each place after the end of the text."""
     assert text.sequence is not None
     text.sequence.drop(list(text.sequence.nodes))
-    text.right = text.sequence.length
     text.tree.clear()
     node, stop = ROOT, text.params.stop_token_ids
     for guesses in block[: text.shape.depth]:

@@ -125,9 +125,6 @@ class FeatureDrafter(ABC):
 
     # -- for the drafters ----------------------------------------------------------------------
 
-    def _fed(self, text: Text, count: int) -> None:
-        """The last `count` committed rows of a text have got the target's features."""
-
     @abstractmethod
     def _grow(self, texts: Sequence[Text]) -> None:
         """Grow the trees of texts as their shapes and steps say."""
@@ -214,7 +211,6 @@ class FeatureDrafter(ABC):
         text.sequence.append(tokens)
         indices = range(text.sequence.length - len(entered), text.sequence.length)
         self.vectors().index_copy_(0, self._entries(text.sequence, indices), entered)
-        self._fed(text, len(entered))
 
     def _open(self, text: Text, entered: Tensor, busy: Sequence[Text]) -> None:
         """Take pages; without, or past the model's length, this text gets no drafts."""
