@@ -63,6 +63,10 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
         return max(0, (pages - 2) * self.page_size - self.max_scratch_nodes)
 
 
+FEATURE_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash")
+"""Drafters that read the target's features."""
+
+
 class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt lookup: the latest match of the longest suffix, from max_n tokens down to min_n."""
 
@@ -157,10 +161,13 @@ class Coordinator(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server(Struct, frozen=True, forbid_unknown_fields=True):
+    """allow_synthetic: serve over HTTP although speculation.synthetic_acceptance makes every token up."""
+
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8000
     default_max_tokens: Positive = 256
     max_n: Positive = 16
+    allow_synthetic: bool = False
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,6 +225,14 @@ def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[s
     return config
 
 
+def check_served(config: Config) -> None:
+    """Refuse what must not be served over HTTP. Raises InvalidValue."""
+    made_up = config.speculation.synthetic_acceptance
+    if made_up is not None and not config.server.allow_synthetic:
+        need = "null: it makes every token up; or server.allow_synthetic=true"
+        raise InvalidValue("speculation.synthetic_acceptance", list(made_up), need)
+
+
 def check(config: Config) -> None:
     """Refuse combinations that cannot run. Raises InvalidValue."""
     spec, pools = config.speculation, config.pools
@@ -229,6 +244,9 @@ def check(config: Config) -> None:
         raise InvalidValue("speculation.draft_model", None, f"a model for the drafter `{spec.drafter}`")
     if spec.drafter == "none" and spec.policy != "ar":
         raise InvalidValue("speculation.drafter", "none", f"a drafter for policy {spec.policy} (ngram needs no model)")
+    if spec.placement == "pool" and spec.drafter in FEATURE_DRAFTERS:
+        need = f"local: `{spec.drafter}` reads the target's features, which do not reach the draft pool yet"
+        raise InvalidValue("speculation.placement", "pool", need)
     if spec.placement == "pool" and spec.drafter != "none" and spec.policy != "ar" and pools.draft.replicas < 1:
         raise InvalidValue("pools.draft.replicas", 0, "at least 1, or speculation.placement=local")
     if spec.drafter == "none" and pools.draft.replicas:

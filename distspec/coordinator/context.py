@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from distspec.coordinator import events
 from distspec.coordinator.admission import Credits
@@ -30,7 +30,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     or a table of them as (most requests that run, steps) in ascending order; None: from the measured step cost.
     topk, lookahead, fan, width, live, early: as in `Sizes`. nodes None: as many as steps for a chain, live for a
     tree. room: most scratch nodes of a request on a worker. static: trees are ranked by how often guesses of each
-    rank were right, not by the drafter's confidence. quick: there is a fallback drafter.
+    rank were right, not by the drafter's confidence. quick: there is a fallback drafter. synthetic: tokens are made up.
     """
 
     policy: str = "sd"
@@ -46,6 +46,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     early: int = 16
     static: bool = True
     quick: bool = False
+    synthetic: bool = False
     room: int = 64
     max_queued_requests: int = 256
     task_timeout_s: float = 120.0
@@ -140,7 +141,7 @@ class Context:
             if request.tally.first_s is None:
                 request.tally.first_s = self.now
             self.notes.append(Emitted(request.number, len(tokens)))
-        usage = request.usage(self.now)
+        usage = structs.replace(request.usage(self.now), synthetic=self.settings.synthetic)
         output = Output(key=request.key, start=start, tokens=tokens, finish_reason=reason, usage=usage)
         self.out.append(events.ToClient(request.client, output))
         self.counters["tokens"] += len(tokens)

@@ -58,7 +58,8 @@ class Usage(_Value, frozen=True):
     """What a request cost and how speculation went; times in seconds of the coordinator's clock.
 
     rounds: verdicts that committed something. drafted, accepted: nodes judged on the committed path's
-    rounds, and those kept. position_drafted[i], position_accepted[i]: the same by depth in the round.
+    rounds, and those kept. synthetic: tokens and guesses were made up (speculation.synthetic_acceptance).
+    position_drafted[i], position_accepted[i]: the same by depth in the round.
     """
 
     prompt_tokens: int = 0
@@ -72,6 +73,7 @@ class Usage(_Value, frozen=True):
     policy: str = ""
     first_token_s: float = 0.0
     total_s: float = 0.0
+    synthetic: bool = False
 
 
 class Shape(_Value, frozen=True):

@@ -16,7 +16,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
-from distspec.config import Config, load
+from distspec.config import Config, check_served, load
 from distspec.errors import FleetError, InvalidValue, UnknownKey
 from distspec.serving.connect import check_models, connection, launch
 from distspec.serving.http import create_app
@@ -58,7 +58,8 @@ def configuration(args: Mapping[str, Any]) -> Config:
 
 
 def application(config: Config) -> serve.Application:
-    """To be given to `serve.run`."""
+    """To be given to `serve.run`. Raises ConfigError for what must not be served."""
+    check_served(config)
     deploys = serve.deployment(
         name="ingress",
         max_ongoing_requests=UNBOUNDED,
@@ -76,6 +77,7 @@ def serving(config: Config) -> Iterator[None]:
     The fleet is launched from here while Serve starts, so that what is wrong with it is raised as itself:
     ConfigError, ModelNotFound or FleetError.
     """
+    check_served(config)
     check_models(config)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.server.host, port=config.server.port)

@@ -139,4 +139,5 @@ def _speculation(stats: Sequence[Stats]) -> dict[str, Any] | None:
         "tokens_per_round": round(tokens / rounds, 3) if rounds else None,
         "drafted": sum(item.drafted or 0 for item in counted),
         "accepted": sum(item.accepted or 0 for item in counted),
+        **({"synthetic": True} if any(item.synthetic for item in counted) else {}),
     }

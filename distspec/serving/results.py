@@ -17,7 +17,8 @@ class Stats:
     tokens_per_round counts the bonus token, accepted does not. acceptance_by_position[i]: the share of
     drafted nodes at depth i+1 of a round that were accepted. Times in seconds, as this process saw them;
     time_per_output_token_s is None for a single token. What the coordinator counts is None where it never
-    said. Where a stop string ended the answer, it has counted the whole round in which that was found.
+    said. synthetic: the tokens were made up, for a benchmark. Where a stop string ended the answer, it has
+    counted the whole round in which that was found.
     """
 
     prompt_tokens: int
@@ -31,6 +32,7 @@ class Stats:
     acceptance_by_position: tuple[float, ...] | None = None
     time_to_first_token_s: float = 0.0
     time_per_output_token_s: float | None = None
+    synthetic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +88,5 @@ def stats(
         acceptance_by_position=tuple(accepted / drafted if drafted else 0.0 for drafted, accepted in judged),
         time_to_first_token_s=first_token_s,
         time_per_output_token_s=per_token,
+        synthetic=usage.synthetic,
     )

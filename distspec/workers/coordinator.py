@@ -180,6 +180,7 @@ def _settings(config: Config) -> Settings:
         early=spec.branch_nodes,
         static=spec.tree == "static",
         quick=spec.fallback != "none",
+        synthetic=spec.synthetic_acceptance is not None,
         room=config.engine.max_scratch_nodes,
         max_queued_requests=beat.max_queued_requests,
         task_timeout_s=beat.task_timeout_s,

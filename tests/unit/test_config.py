@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distspec import config as config_module
-from distspec.config import Config, check, load, named
+from distspec.config import Config, check, check_served, load, named
 from distspec.errors import ConfigError, InvalidValue, UnknownKey
 
 
@@ -44,6 +44,44 @@ def _value(config: Config, path: str) -> Any:
 
 
 # -- sources and their order ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        (["speculation.num_speculative_tokens=4", "speculation.num_draft_tokens=4"], "num_draft_tokens"),
+        (["speculation.num_speculative_tokens=2", "speculation.num_draft_tokens=9"], "num_draft_tokens"),
+        (["speculation.topk=2", "speculation.num_draft_tokens=80"], "num_draft_tokens"),
+        (["speculation.num_speculative_tokens={}"], "num_speculative_tokens"),
+        (["speculation.num_speculative_tokens={8: 65}"], "num_speculative_tokens"),
+        (["engine.max_scratch_nodes=8", "speculation.num_speculative_tokens={8: 9}"], "num_speculative_tokens"),
+        (["speculation.branch_nodes=65"], "branch_nodes"),
+        (["speculation.num_speculative_tokens=8", "speculation.max_live_nodes=7"], "max_live_nodes"),
+        (["speculation.synthetic_acceptance=[0.8, 0.3]"], "synthetic_acceptance"),
+        (["speculation.drafter=eagle3", "speculation.draft_model=x"], "placement"),
+        (["speculation.policy=warp"], "policy"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_each_other_are_refused_by_name(overrides: list[str], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("local", overrides)
+    assert caught.value.path == f"speculation.{field}"
+
+
+def test_sizes_that_fit_are_taken() -> None:
+    tree = ["speculation.topk=2", "speculation.num_speculative_tokens=3", "speculation.num_draft_tokens=11"]
+    assert load("local", tree).speculation.num_draft_tokens == 11
+    table = load("local", ["speculation.num_speculative_tokens={8: 4, 64: 1}"]).speculation.num_speculative_tokens
+    assert table == {8: 4, 64: 1}
+
+
+def test_made_up_tokens_are_served_only_where_that_is_asked_for() -> None:
+    made_up = "speculation.synthetic_acceptance=[0.8, 0.1]"
+    with pytest.raises(InvalidValue, match=r"server\.allow_synthetic=true"):
+        check_served(load("local", [made_up]))
+    check_served(load("local", [made_up, "server.allow_synthetic=true"]))
+    check_served(load("local"))
 
 
 def test_configurations_ship() -> None:
