@@ -220,7 +220,7 @@ def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[s
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        raise ConfigError(path.strip("`.") or "(top)", message) from None
+        raise ConfigError(path.strip("`.").replace("[...]", "") or "(top)", message) from None
     check(config)
     return config
 
