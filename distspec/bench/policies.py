@@ -74,8 +74,8 @@ def simulated(
     """Tokens per second of every policy in every cell, each at its best sizes, against `ar` of the same cell.
 
     tokens: of a run that counts, of all its requests together. chances: how often guesses of each rank are right, one
-    tuple per cell. Rows are named `sim/{policy}/b{batch}/a{acceptance}/v{verifiers}`, and end in `/t64` where trees
-    of 64 nodes are judged. Raises InvalidValue for unknown curves.
+    tuple per cell. Rows are named `sim/{policy}/b{batch}/a{acceptance}/v{verifiers}`, and end in `/t64` where trees of
+    64 nodes are judged. Raises InvalidValue for unknown curves.
     """
     simulate.hardware(curves)
     jobs = [job for cell in product(batches, chances, verifiers) for job in _jobs(curves, Cell(*cell), tokens, trees)]
