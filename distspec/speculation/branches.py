@@ -68,12 +68,13 @@ def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
         return branching(load, odds, sizes)
     fan, most = max(sizes.fan, sizes.topk), max(sizes.nodes, sizes.early)
     verify_s = load.verify_s(most + 1, futures=2.0)
+    crowd_s = load.crowd(2.0) * verify_s  # among others, the next step has begun before an answer is back
 
     def play(state: tuple[int, int, int, int]) -> Round:
         left, levels, ahead, quarters = state
         bush, busy_s = Bush(odds, fan, left, levels), quarters * verify_s / QUARTERS
         if ahead < 0:
-            wait_s = load.late_s(_ripen(load, bush, sizes), verify_s, 2.0)
+            wait_s = load.late_s(_ripen(load, bush, sizes), verify_s, 2.0) or crowd_s
             judged, seconds = bush.best(sizes.nodes, sizes.topk), wait_s + verify_s
             ready_s = max(busy_s, wait_s + _gather(load, bush, sizes, len(judged)))
             _grow_for(load, bush, sizes, ready_s - wait_s)
@@ -82,7 +83,11 @@ def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
             ready_s = _gather(load, bush, sizes, ahead)
         further = bush.best(most, fan, frozenset(judged)) if ready_s < seconds else []
         _grow_for(load, bush, sizes, seconds - ready_s)
-        later = round(min(1.0, (max(0.0, ready_s + verify_s - seconds)) / verify_s) * QUARTERS) if further else 0
+        later = (
+            round(min(1.0, (max(0.0, ready_s + crowd_s / 2 + verify_s - seconds)) / verify_s) * QUARTERS)
+            if further
+            else 0
+        )
         early, known = bush.counts(further), set(further)
         remains, heights = bush.below()
         after: list[tuple[float, Hashable]] = [

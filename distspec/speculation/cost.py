@@ -52,16 +52,20 @@ def distributed(load: Load, odds: Odds, sizes: Sizes) -> float:
 
     The c-th chunk of L guesses is drafted after c L t_d and judged at once; a run of guesses that ends within it costs
     its start and one forward; the root is chunk 0, judged alone. With fewer verifiers a chunk starts when one is free,
-    each t_v / N, and a single one also judges the root that the chunk before left open.
+    each t_v / N, and a single one also judges the root that the chunk before left open. Among others a root finds the
+    next step begun, and a chunk some step half done.
     """
     chunk, verifiers = sizes.lookahead, load.verifiers
     every_s = chunk * load.draft_s(1) + load.hop_s
     futures = min(verifiers, math.ceil(load.verify_s(chunk + 1) / every_s))
-    verify_s = load.verify_s(chunk * futures, futures)  # a verifier lacks what the others judged in between
+    rows = chunk * futures if verifiers > 1 else chunk + 1  # a verifier lacks what the others judged in between
+    verify_s = load.verify_s(rows, futures)
     right = survival(odds)
     stride = chunk + (verifiers == 1 and verify_s >= 2 * every_s)
-    seconds = verify_s + right[1] * (load.draft_s(1) / 2 + load.late_s(every_s, verify_s, futures) - every_s)
-    seconds += sum(right[i] for i in range(1, len(right), stride)) * max(every_s, verify_s / verifiers)
+    crowd = load.crowd(futures) if verifiers > 1 else 0.0  # one verifier has all requests in step
+    seconds = verify_s * (1 + crowd) + right[1] * load.draft_s(1) / 2
+    spacing_s = max(every_s, verify_s * (1 + crowd / 2) / verifiers)
+    seconds += sum(right[i] for i in range(1, len(right), stride)) * spacing_s
     return sum(right) / seconds
 
 
@@ -69,7 +73,8 @@ def early_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
     """`pearl` (arXiv 2408.11850): from a fresh root, `lookahead` guesses are judged early; then each forward judges
     what was drafted during the one before, at most `steps` below the root.
 
-    A run of r guesses takes the first forward, and one more for each s + 1 guesses beyond.
+    A run of r guesses takes the first forward, and one more for each s + 1 guesses beyond. Among others, the next step
+    has begun before what a verdict allows is there.
     """
     first = min(sizes.lookahead, sizes.steps)
     call_s = first * load.draft_s(1) + load.hop_s
@@ -78,7 +83,8 @@ def early_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
     more = max(1, min(sizes.steps + 1, drafted))
     right = survival(odds)
     forwards = 1.0 + sum(right[i] for i in range(first + 1, len(right), more))
-    seconds = load.late_s(load.draft_s(1) / 2 + call_s, verify_s) + forwards * max(verify_s, call_s)
+    seconds = load.late_s(load.draft_s(1) / 2 + call_s, verify_s) + verify_s
+    seconds += (forwards - 1) * (max(verify_s, call_s) + load.late_s(load.hop_s, verify_s) - load.hop_s)
     return sum(right) / seconds
 
 

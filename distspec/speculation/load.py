@@ -35,12 +35,16 @@ class Load:
         """A step of the drafter in which each request has so many rows."""
         return self.drafter(rows * max(1.0, self.batch / self.drafters))
 
+    def crowd(self, futures: float = 1.0) -> float:
+        """How likely a verifier has work of others, up to 1."""
+        return min(1.0, self.sharing(futures) - 1.0)
+
     def late_s(self, wait_s: float, step_s: float, futures: float = 1.0) -> float:
         """How much later a verdict is for work that comes `wait_s` after its verifier became free.
 
         A verifier of its own waits for it; one that others share has begun a step by then, which ends first.
         """
-        others = min(1.0, self.sharing(futures) - 1.0)
+        others = self.crowd(futures)
         if wait_s <= 0 or not others:
             return wait_s
         return wait_s + others * (math.ceil(wait_s / step_s) * step_s - wait_s)
