@@ -47,10 +47,10 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
     "dsi": ({"lookahead": 4}, (_each("lookahead", 1, 2, 3, 4, 5, 6, 7, 8, 12, 16),)),
     "ssd": (
         {"steps": 5, "lookahead": 4, "nodes": 16, "width": 32, "live": 1000},
-        (_GROWTHS, _each("steps", 2, 3, 4, 5, 6, 8), _ROUNDS[:3], _each("lookahead", 1, 2, 6), _each("fan", 2, 3)),
+        (_GROWTHS, _each("steps", 1, 2, 3, 4, 5, 6, 8), _ROUNDS[:3], _each("lookahead", 1, 2, 6), _each("fan", 2, 3)),
     ),
     "bvsp": (
-        {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 8, "width": 32, "live": 1000},
+        {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 16, "width": 32, "live": 1000},
         (_GROWTHS, _each("steps", 1, 2, 3, 5), _ROUNDS[2:], _each("lookahead", 2, 4, 5, 7, 8)),
     ),
 }
