@@ -124,7 +124,7 @@ def test_generate_streams_to_the_terminal(server: Server) -> None:
 def test_a_bad_request_is_an_error_message(server: Server) -> None:
     done = server.run("generate", "--prompt", "a", "--policy", "warp", "--json", "engine.num_threads=1")
     assert done.returncode == 1
-    assert done.stderr.strip().endswith("need one of ar, sd, dsi")
+    assert done.stderr.strip().endswith("need one of ar, sd, pearl, dsi, ssd, bvsp, auto")
     assert not done.stdout
 
 
