@@ -108,7 +108,7 @@ async def idle(handle: FleetHandle) -> None:
 async def test_policies_and_seeds_decide_tokens_as_they_should(handle: FleetHandle) -> None:
     async with client_of(handle) as client:
         expected = await all_tokens(client, policy="ar")
-        for policy in ("sd", "dsi"):
+        for policy in ("sd", "pearl", "dsi", "ssd", "bvsp", "auto"):
             assert await all_tokens(client, policy=policy) == expected
         assert await all_tokens(client, seed=6) != expected
         greedy = await all_tokens(client, temperature=0.0)
@@ -159,7 +159,7 @@ async def test_requests_that_cannot_be_served_are_refused_with_their_field(handl
                 await tokens_of(client, prompt, **params)
             assert caught.value.field == field
         with pytest.raises(InvalidField) as caught:
-            await tokens_of(client, (1, 2), policy="bvsp")
+            await tokens_of(client, (1, 2), policy="warp")
         assert caught.value.field == "speculation.policy"
 
 
