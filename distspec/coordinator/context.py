@@ -17,7 +17,6 @@ from distspec.coordinator.planner import Planner
 from distspec.coordinator.request import Drafting, Holding, Request, State, Task
 from distspec.errors import RequestError
 from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV, Withdraw
-from distspec.speculation.policies import POLICIES
 from distspec.speculation.sizes import Sizes
 
 ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
@@ -84,7 +83,7 @@ class Context:
         self.heard: dict[str, float] = {}
         self.decoder_seen_s: float | None = None
         self._tried, self._kept = 10, 6
-        self.planner = Planner([name for name in settings.allowed_policies if name in POLICIES], _bounds(settings))
+        self.planner = Planner(_bounds(settings))
         self.now = 0.0
         self.out: list[events.Command] = []
         self.notes: list[Note] = []

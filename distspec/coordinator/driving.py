@@ -155,9 +155,10 @@ def drive(ctx: Context, request: Request) -> None:
 
 
 def grow(ctx: Context, request: Request, policy: Policy) -> None:
-    growth = policy.grow(situation(ctx, request))
+    now = situation(ctx, request)
+    growth = policy.grow(now)
     if growth is not None:
-        draft(ctx, request, growth)
+        draft(ctx, request, growth, now)
 
 
 def advance(ctx: Context, request: Request) -> bool:
@@ -267,9 +268,9 @@ def verdict(request: Request, message: Verdict) -> bool:
     return True
 
 
-def draft(ctx: Context, request: Request, wish: Growth) -> None:
+def draft(ctx: Context, request: Request, wish: Growth, now: Situation) -> None:
     """Ask the drafter to go on, telling it what was committed since it was last asked."""
-    state, now = request.drafting, situation(ctx, request)
+    state = request.drafting
     assert state is not None
     keep, state.told = state.told, len(request.tokens)
     first, state.opened = not state.opened, True

@@ -106,19 +106,17 @@ class _Trial:
 class _Advisor:
     """The advice for one place. Candidates are valued a few at a time, so that no event waits for all of them."""
 
-    def __init__(self, facts: Facts, plain: Advice) -> None:
+    def __init__(self, facts: Facts, some: Iterator[tuple[str, Sizes]], plain: Advice, seen: int) -> None:
         self._plain = plain
         self._measured: dict[str, tuple[float, float]] = {}
         self._trial: _Trial | None = None
         self.advice: Advice | None = None
-        self.begin(facts, ())
+        self.begin(facts, some, seen)
 
-    def begin(
-        self, facts: Facts, some: Sequence[tuple[str, Sizes]] | Iterator[tuple[str, Sizes]], seen: int = 0
-    ) -> None:
+    def begin(self, facts: Facts, some: Iterator[tuple[str, Sizes]], seen: int) -> None:
         """Value everything anew."""
         self.facts, self.seen = facts, seen
-        self._left = iter(some)
+        self._left = some
         self._best = {"ar": (facts.value(self._plain), self._plain)}
         self.is_done = False
 
@@ -170,10 +168,10 @@ class _Advisor:
 
 
 class Planner:
-    """most: bounds of all sizes. policies: among which `auto` chooses, `ar` aside."""
+    """most: bounds of all sizes."""
 
-    def __init__(self, policies: Sequence[str], most: Sizes) -> None:
-        self._policies, self._most = tuple(policies), most
+    def __init__(self, most: Sizes) -> None:
+        self._most = most
         self._target, self._drafter, self._hop = Latency(), Latency(), Transport()
         self._odds: dict[Kind, Acceptance] = {}
         self._seen = 0
@@ -228,8 +226,8 @@ class Planner:
         if advisor is None or (advisor.is_done and self._seen - advisor.seen >= PATIENCE):
             facts = self._facts(kind, running, verifiers, drafters)
             if advisor is None:
-                advisor = self._advisors[place] = _Advisor(facts, Advice("ar", self._most))
-                advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
+                some, plain = self._candidates(policies, facts.load), Advice("ar", self._most)
+                advisor = self._advisors[place] = _Advisor(facts, some, plain, self._seen)
             elif facts.have_moved(advisor.facts):
                 advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
             advisor.seen = self._seen
@@ -252,8 +250,7 @@ class Planner:
         """Branches are for verifiers that would wait otherwise: where many share them, these policies lose, and
         valuing them takes longest."""
         crowded = {policy for policy, most in CROWD.items() if load.batch > most * load.verifiers}
-        usable = [policy for policy in policies if policy in self._policies and policy not in crowded]
-        return candidates(usable, self._most)
+        return candidates([policy for policy in policies if policy not in crowded], self._most)
 
     def _facts(self, kind: Kind, running: int, verifiers: int, drafters: int) -> Facts:
         drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])

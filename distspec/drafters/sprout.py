@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from distspec.drafters.base import Proposal
 from distspec.protocol.messages import ROOT, Shape
+from distspec.protocol.odds import share
 
 
 @dataclass(slots=True)
@@ -147,5 +148,4 @@ def worth(rank: int, score: float | None, odds: Sequence[float]) -> float:
     """Log of how likely a node is right, given that its parent is: by its rank, or by its own score without odds."""
     if not odds:
         return min(0.0, score) if score is not None else (rank + 1) * math.log(0.5)
-    share = odds[rank] if rank < len(odds) else odds[-1] / 2 ** (rank - len(odds) + 1)
-    return math.log(max(share, 1e-9))
+    return math.log(max(share(rank, odds), 1e-9))

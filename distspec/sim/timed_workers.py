@@ -36,6 +36,7 @@ from distspec.protocol.messages import (
     Withdraw,
     finish_reason,
 )
+from distspec.protocol.odds import share
 from distspec.sim.violation import Violation
 
 
@@ -355,6 +356,5 @@ class TimedDrafter:
 
 
 def _log(rank: int, odds: Sequence[float]) -> float:
-    """Of how likely a guess of this rank is right; further ranks halve."""
-    share = odds[rank] if rank < len(odds) else odds[-1] / 2 ** (rank - len(odds) + 1)
-    return math.log(max(share, 1e-9))
+    """Of how likely a guess of this rank is right."""
+    return math.log(max(share(rank, odds), 1e-9))

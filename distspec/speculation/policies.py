@@ -137,7 +137,7 @@ class Distributed:
     def submit(self, now: Situation) -> list[Submission]:
         free, out = list(now.free), []
         waiting = list(now.best(len(now.tree), 1))
-        chunk = self._chunk(now)
+        chunk = now.sizes.lookahead
         if free and now.is_open and now.tree.nodes[now.tree.root].outcome is None:
             out.append(Submission(free.pop(0), tuple(waiting[: now.sizes.nodes])))
             waiting = waiting[now.sizes.nodes :]
@@ -151,9 +151,6 @@ class Distributed:
         if now.drafting or now.dry or steps < 1:
             return None
         return Growth(min(now.sizes.lookahead, steps), 1, 1, now.sizes.live)
-
-    def _chunk(self, now: Situation) -> int:
-        return now.sizes.lookahead
 
     def _ahead(self, now: Situation) -> int:
         """Levels that keep every verifier busy once while the next chunk is drafted."""

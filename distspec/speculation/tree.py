@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from distspec.protocol.odds import share
+
 UNKNOWN = 0.5
 """How likely a node is taken to be where nobody has an opinion; each further rank halves it."""
 
@@ -169,7 +171,7 @@ class Tree:
         known = self.nodes[node]
         if not odds:
             return min(1.0, math.exp(known.score)) if known.score is not None else UNKNOWN ** (known.rank + 1)
-        return odds[known.rank] if known.rank < len(odds) else odds[-1] / 2 ** (known.rank - len(odds) + 1)
+        return share(known.rank, odds)
 
     def _id(self) -> int:
         node, self._next = self._next, self._next + 1
