@@ -16,7 +16,8 @@ from distspec.drafters.ngram import NgramDrafter
 from distspec.engine import Engine
 from distspec.models import random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import ROOT, Extend, Lease, Progress, SamplingParams, Shape, finish_reason
+from distspec.protocol.messages import Extend, Lease, Progress
+from distspec.protocol.values import ROOT, SamplingParams, Shape, finish_reason
 from distspec.rounds import Desk, Reply
 from distspec.sampling import SamplingRows, draw
 from tests.causal import logits

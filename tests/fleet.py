@@ -18,18 +18,8 @@ from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import (
-    Cancel,
-    Fault,
-    Hello,
-    Message,
-    Output,
-    Refused,
-    SamplingParams,
-    SpeculationChoice,
-    Submit,
-    Usage,
-)
+from distspec.protocol.messages import Cancel, Fault, Hello, Message, Output, Refused, Submit
+from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
 from distspec.transfer.base import End
 from distspec.workers.compute import Later, Work
 from tests.wire import Port, Wire

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from distspec.drafters.base import Proposal
 from distspec.drafters.sprout import worth
-from distspec.protocol.messages import ROOT, Shape
+from distspec.protocol.values import ROOT, Shape
 
 Path = tuple[int, ...]
 

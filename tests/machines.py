@@ -13,7 +13,6 @@ from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Event
 from distspec.coordinator.machine import Machine
 from distspec.protocol.messages import (
-    ROOT,
     Cancel,
     Draft,
     Drafted,
@@ -22,12 +21,10 @@ from distspec.protocol.messages import (
     Hello,
     Message,
     Output,
-    SamplingParams,
-    SpeculationChoice,
     Submit,
-    Usage,
     Verdict,
 )
+from distspec.protocol.values import ROOT, SamplingParams, SpeculationChoice, Usage
 
 Row = tuple[Event, list[tuple[str, Any]]]
 """An event, and all that has to come of it."""

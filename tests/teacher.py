@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distspec.models.llama import Llama
-from distspec.protocol.messages import SamplingParams, finish_reason
+from distspec.protocol.values import SamplingParams, finish_reason
 from distspec.sampling import GREEDY_BELOW, SamplingRows, draw, gumbel, process
 from tests.causal import Causal, logits
 

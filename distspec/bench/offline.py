@@ -21,7 +21,8 @@ from distspec.bench.prompts import CHAT
 from distspec.bench.report import Context, Row, machine, row
 from distspec.config import Config, load
 from distspec.engine import Engine
-from distspec.protocol.messages import Drop, Lease, Progress, SamplingParams
+from distspec.protocol.messages import Drop, Lease, Progress
+from distspec.protocol.values import SamplingParams
 from distspec.rounds import Desk
 
 BATCHES = (1, 8)

@@ -22,7 +22,8 @@ from distspec.coordinator.machine import Machine
 from distspec.coordinator.observe import Observer
 from distspec.protocol.channel import Hub
 from distspec.protocol.keys import Endpoint, FleetKeys
-from distspec.protocol.messages import Output, SamplingParams, SpeculationChoice
+from distspec.protocol.messages import Output
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.trace import Trace
 from distspec.workers.client import Client
 

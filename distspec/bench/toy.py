@@ -15,7 +15,6 @@ from functools import partial
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import (
-    ROOT,
     Draft,
     Drafted,
     Drop,
@@ -30,8 +29,8 @@ from distspec.protocol.messages import (
     ReceiveKV,
     SendKV,
     Verdict,
-    finish_reason,
 )
+from distspec.protocol.values import ROOT, finish_reason
 from distspec.workers.compute import Compute
 
 WORKERS = ("decode:0", "draft:0", "verify:0")

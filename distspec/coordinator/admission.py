@@ -13,7 +13,8 @@ from msgspec import structs
 
 from distspec.coordinator.routing import PrefixIndex
 from distspec.errors import IllegalTransition, InvalidField
-from distspec.protocol.messages import Hello, SamplingParams
+from distspec.protocol.messages import Hello
+from distspec.protocol.values import SamplingParams
 
 OPEN_COST = 64
 """What one more open request weighs against uncached prompt tokens when a worker is chosen."""

@@ -16,7 +16,17 @@ from distspec.coordinator.notes import Emitted, Note, Queued
 from distspec.coordinator.planner import Planner
 from distspec.coordinator.request import Drafting, Holding, Request, State, Task
 from distspec.errors import RequestError
-from distspec.protocol.messages import Draft, Drop, Extend, Lease, Output, ReceiveKV, Revoke, SendKV, Withdraw
+from distspec.protocol.messages import (
+    Draft,
+    Drop,
+    Extend,
+    Lease,
+    Output,
+    ReceiveKV,
+    Revoke,
+    SendKV,
+    Withdraw,
+)
 from distspec.speculation.sizes import Sizes
 
 ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft

@@ -10,7 +10,8 @@ from distspec.coordinator.context import Context
 from distspec.coordinator.notes import Grown
 from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS, Kind
 from distspec.coordinator.request import Request, State
-from distspec.protocol.messages import ROOT, Draft, Drafted, Extend, Shape, Verdict, Withdraw, finish_reason
+from distspec.protocol.messages import Draft, Drafted, Extend, Verdict, Withdraw
+from distspec.protocol.values import ROOT, Shape, finish_reason
 from distspec.speculation.length import best_length
 from distspec.speculation.policies import EAGER, POLICIES, Growth, Policy, Situation, Submission
 from distspec.speculation.sizes import Sizes

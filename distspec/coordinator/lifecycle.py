@@ -9,7 +9,8 @@ from distspec.coordinator import driving
 from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request, State
 from distspec.errors import InvalidField, Unavailable
-from distspec.protocol.messages import Extend, Lease, Progress, ReceiveKV, Revoke, SendKV, finish_reason
+from distspec.protocol.messages import Extend, Lease, Progress, ReceiveKV, Revoke, SendKV
+from distspec.protocol.values import finish_reason
 from distspec.speculation.policies import EAGER
 
 MAX_REFUSALS = 100

@@ -13,7 +13,8 @@ from distspec.coordinator.notes import Kept
 from distspec.coordinator.origins import Origins
 from distspec.coordinator.planner import Advice
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, Drafted, Node, SamplingParams, Usage
+from distspec.protocol.messages import Drafted
+from distspec.protocol.values import ROOT, Node, SamplingParams, Usage
 from distspec.speculation.tree import Step, Tree
 
 

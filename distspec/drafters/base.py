@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import Tensor
 
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, SamplingParams, Shape
+from distspec.protocol.values import ROOT, SamplingParams, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from distspec.drafters.eagle import ranked
 from distspec.drafters.features import FeatureDrafter, Text
 from distspec.engine import Guesses
 from distspec.models.dflash import Dflash
-from distspec.protocol.messages import ROOT, Node
+from distspec.protocol.values import ROOT, Node
 
 
 class DflashDrafter(FeatureDrafter):

@@ -23,7 +23,7 @@ from distspec.attention import Span
 from distspec.drafters.features import FeatureDrafter, Text
 from distspec.engine import Guesses, Outcome
 from distspec.models import FeatureModel
-from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, best
 
 _ENTERED, _LEFT = 0, 1

@@ -26,7 +26,7 @@ from distspec.kv import sequence as kv
 from distspec.kv.pages import PageAllocator
 from distspec.kv.pool import KVPool
 from distspec.models.config import ModelConfig
-from distspec.protocol.messages import SamplingParams, Shape
+from distspec.protocol.values import SamplingParams, Shape
 
 
 class Enters(Protocol):

@@ -19,7 +19,7 @@ from distspec.drafters.base import DraftRow, Proposal, check_row, limited
 from distspec.drafters.matchers import DeviceMatcher, Edit, HostMatcher, Matcher, Query, Run
 from distspec.drafters.sprout import Sprout
 from distspec.drafters.text import Text
-from distspec.protocol.messages import Shape
+from distspec.protocol.values import Shape
 
 
 class NgramDrafter:

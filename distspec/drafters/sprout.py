@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distspec.drafters.base import Proposal
-from distspec.protocol.messages import ROOT, Shape
 from distspec.protocol.odds import share
+from distspec.protocol.values import ROOT, Shape
 
 
 @dataclass(slots=True)

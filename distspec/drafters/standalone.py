@@ -17,7 +17,7 @@ from distspec.drafters.base import DraftRow, Proposal, check_row, common, limite
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Engine, Guesses, Outcome, Segment
 from distspec.errors import OutOfPages, OutOfSlots
-from distspec.protocol.messages import ROOT, Node, SamplingParams, Shape
+from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
 
 
 @dataclass(slots=True)

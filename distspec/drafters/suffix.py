@@ -21,7 +21,7 @@ from distspec.drafters.automaton import Automaton, Cursor, Library
 from distspec.drafters.base import DraftRow, Proposal, check_row, limited
 from distspec.drafters.sprout import Sprout
 from distspec.drafters.text import Text
-from distspec.protocol.messages import ROOT, Shape
+from distspec.protocol.values import ROOT, Shape
 
 _CAUTION = 2
 """What a new token weighs against one that followed before. So guesses come true as often as they promise, within 0.08,

@@ -11,7 +11,7 @@ from distspec import synthetic
 from distspec.drafters.base import Drafter, DraftRow, Proposal, check_row, limited, taps_of
 from distspec.drafters.sprout import worth
 from distspec.drafters.text import Text
-from distspec.protocol.messages import ROOT
+from distspec.protocol.values import ROOT
 
 
 class SyntheticDrafter:

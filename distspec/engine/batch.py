@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from distspec.attention import Span
 from distspec.kv.sequence import Sequence
-from distspec.protocol.messages import Node, SamplingParams
+from distspec.protocol.values import Node, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from distspec.kv.pool import KVPool
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model, Taps
-from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, best, draw
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from itertools import count, islice
 from distspec.errors import IllegalTransition
 from distspec.kv.pages import PageAllocator
 from distspec.kv.radix import PrefixCache
-from distspec.protocol.messages import ROOT, Node
+from distspec.protocol.values import ROOT, Node
 
 Move = tuple[int, int]
 """(source, destination), logical indices. Moves of one list happen at once: gather all, then scatter."""

@@ -29,12 +29,12 @@ from distspec.protocol.messages import (
     Refused,
     Revoke,
     Revoked,
-    SamplingParams,
     SendKV,
     TransferLost,
     Verdict,
     Withdraw,
 )
+from distspec.protocol.values import SamplingParams
 from distspec.rounds.admission import Admission
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.features import features

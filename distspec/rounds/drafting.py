@@ -14,7 +14,8 @@ from torch import Tensor
 
 from distspec.drafters.base import Drafter, DraftRow, Proposal, taps_of
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import Draft, Drafted, Drop, Fault, Freed, Refused, SamplingParams
+from distspec.protocol.messages import Draft, Drafted, Drop, Fault, Freed, Refused
+from distspec.protocol.values import SamplingParams
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine
-from distspec.protocol.messages import Extend, Freed, Lease, Node, Refused, Revoke, SamplingParams, Shape
+from distspec.protocol.messages import Extend, Freed, Lease, Refused, Revoke
+from distspec.protocol.values import Node, SamplingParams, Shape
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.work import Work
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from distspec.drafters.base import Proposal
 from distspec.engine import Engine, Outcome, Segment
-from distspec.protocol.messages import Lease, SamplingParams, Shape, finish_reason
+from distspec.protocol.messages import Lease
+from distspec.protocol.values import SamplingParams, Shape, finish_reason
 from distspec.rounds.round import Ended, Round
 
 

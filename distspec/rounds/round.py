@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from distspec.drafters.base import Proposal
 from distspec.drafters.sprout import worth
 from distspec.engine import Engine
-from distspec.protocol.messages import ROOT, Node, SamplingParams, Shape, finish_reason
+from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, finish_reason
 from distspec.rounds.work import Work
 
 

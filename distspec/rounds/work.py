@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Sequence as Seq
 
 from distspec.engine import Outcome, Segment
-from distspec.protocol.messages import ROOT, Extend, Lease, Node
+from distspec.protocol.messages import Extend, Lease
+from distspec.protocol.values import ROOT, Node
 
 
 class Work:

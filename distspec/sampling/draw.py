@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distspec.protocol.messages import SamplingParams
+from distspec.protocol.values import SamplingParams
 from distspec.sampling.noise import gumbel, signed
 
 GREEDY_BELOW = 1e-5

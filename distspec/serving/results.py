@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distspec.protocol.messages import Usage
+from distspec.protocol.values import Usage
 
 
 @dataclass(frozen=True, slots=True)

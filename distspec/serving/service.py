@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from distspec.errors import InvalidField, Unavailable
-from distspec.protocol.messages import Output, SamplingParams, SpeculationChoice, Usage
+from distspec.protocol.messages import Output
+from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
 from distspec.serving import schema
 from distspec.serving.results import Chunk, Completion, stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest, Limits

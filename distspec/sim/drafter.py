@@ -7,7 +7,8 @@ from random import Random
 
 from msgspec import structs
 
-from distspec.protocol.messages import ROOT, Draft, Drafted, Drop, Freed, FromWorker, SamplingParams
+from distspec.protocol.messages import Draft, Drafted, Drop, Freed, FromWorker
+from distspec.protocol.values import ROOT, SamplingParams
 from distspec.sim.model import ToyModel
 from distspec.sim.violation import Violation
 from distspec.speculation.tree import Tree

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from distspec.kv.pages import PageAllocator
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Sequence
-from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sim.model import ToyModel
 from distspec.sim.violation import Violation
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distspec.protocol.messages import SamplingParams, finish_reason
+from distspec.protocol.values import SamplingParams, finish_reason
 
 
 class ToyModel:

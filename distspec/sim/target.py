@@ -17,27 +17,24 @@ from msgspec import structs
 from distspec.errors import OutOfPages
 from distspec.kv.sequence import Sequence
 from distspec.protocol.messages import (
-    ROOT,
     Draft,
     Drop,
     Extend,
     Freed,
     FromWorker,
     Lease,
-    Node,
     Progress,
     Received,
     ReceiveKV,
     Refused,
     Revoke,
     Revoked,
-    SamplingParams,
     SendKV,
     TransferLost,
     Verdict,
     Withdraw,
-    finish_reason,
 )
+from distspec.protocol.values import ROOT, Node, SamplingParams, finish_reason
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.memory import Cell, Memory
 from distspec.sim.model import ToyModel

@@ -16,17 +16,8 @@ from msgspec import structs
 from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
-from distspec.protocol.messages import (
-    Drafted,
-    FromWorker,
-    Hello,
-    Output,
-    Progress,
-    SamplingParams,
-    Submit,
-    Usage,
-    Verdict,
-)
+from distspec.protocol.messages import Drafted, FromWorker, Hello, Output, Progress, Submit, Verdict
+from distspec.protocol.values import SamplingParams, Usage
 from distspec.sim.timed_workers import SyntheticModel, TimedDrafter, TimedTarget
 from distspec.sim.violation import Violation
 from distspec.speculation.curve import Curve

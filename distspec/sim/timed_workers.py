@@ -16,7 +16,6 @@ from msgspec import structs
 
 from distspec import synthetic
 from distspec.protocol.messages import (
-    ROOT,
     Draft,
     Drafted,
     Drop,
@@ -29,14 +28,12 @@ from distspec.protocol.messages import (
     ReceiveKV,
     Revoke,
     Revoked,
-    SamplingParams,
     SendKV,
-    Shape,
     Verdict,
     Withdraw,
-    finish_reason,
 )
 from distspec.protocol.odds import share
+from distspec.protocol.values import ROOT, SamplingParams, Shape, finish_reason
 from distspec.sim.violation import Violation
 
 

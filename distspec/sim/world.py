@@ -15,7 +15,8 @@ import msgspec
 from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
-from distspec.protocol.messages import Cancel, Output, SamplingParams, SpeculationChoice, Submit, Verdict
+from distspec.protocol.messages import Cancel, Output, Submit, Verdict
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.sim.crew import COORDINATOR, Actor, Crew
 from distspec.sim.model import ToyModel
 from distspec.sim.network import Network

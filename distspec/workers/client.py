@@ -14,16 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from distspec.errors import FleetError, LinkLost, RequestError, Unavailable, request_error
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
-from distspec.protocol.messages import (
-    PROTOCOL_VERSION,
-    Cancel,
-    ClientHello,
-    Message,
-    Output,
-    SamplingParams,
-    SpeculationChoice,
-    Submit,
-)
+from distspec.protocol.messages import PROTOCOL_VERSION, Cancel, ClientHello, Message, Output, Submit
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.2

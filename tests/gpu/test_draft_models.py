@@ -10,7 +10,7 @@ from distspec.drafters import DflashDrafter, DraftRow, EagleDrafter
 from distspec.models import Target, random_model
 from distspec.models.dflash import Dflash
 from distspec.models.draft_checkpoint import random_draft
-from distspec.protocol.messages import SamplingParams, Shape
+from distspec.protocol.values import SamplingParams, Shape
 from tests.featured import ALL, CPU, SHAPE, features
 
 pytestmark = pytest.mark.needs("gpu")

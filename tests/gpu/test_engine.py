@@ -13,7 +13,7 @@ from distspec.engine import Engine, Segment
 from distspec.errors import ConfigError
 from distspec.models import random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import SamplingParams
+from distspec.protocol.values import SamplingParams
 from distspec.sampling import SamplingRows, draw, gumbel, process
 from distspec.sampling.noise import uniform
 from tests.oracle.test_engine import GREEDY, SHAPE, mix_and_check

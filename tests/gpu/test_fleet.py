@@ -15,7 +15,7 @@ import torch
 from distspec.config import load
 from distspec.models import ModelConfig, random_model, save_pretrained
 from distspec.models.llama import Llama
-from distspec.protocol.messages import SamplingParams, SpeculationChoice
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.workers import fleet as fleets
 from distspec.workers.client import Client
 from distspec.workers.fleet import FleetHandle

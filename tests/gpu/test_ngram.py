@@ -12,7 +12,7 @@ from distspec.config import Ngram
 from distspec.drafters.base import DraftRow
 from distspec.drafters.matchers import lookup
 from distspec.drafters.ngram import NgramDrafter
-from distspec.protocol.messages import SamplingParams, Shape
+from distspec.protocol.values import SamplingParams, Shape
 
 pytestmark = pytest.mark.needs("gpu")
 CUDA = torch.device("cuda")

@@ -27,7 +27,8 @@ from distspec.engine import Engine
 from distspec.engine import engine as engine_module
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import ROOT, Hello, SamplingParams, Verdict
+from distspec.protocol.messages import Hello, Verdict
+from distspec.protocol.values import ROOT, SamplingParams
 from distspec.rounds import Desk
 from distspec.sampling import SamplingRows, process
 from distspec.speculation.policies import POLICIES

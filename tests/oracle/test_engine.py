@@ -16,7 +16,7 @@ from distspec import config
 from distspec.engine import Engine, Segment
 from distspec.models import ModelConfig, Taps, random_model, save_pretrained
 from distspec.models.llama import Llama
-from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, gumbel, process
 from tests import causal
 

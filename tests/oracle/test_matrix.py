@@ -25,7 +25,8 @@ from distspec.drafters import Drafter, DraftRow, NgramDrafter, Proposal, Standal
 from distspec.engine import Engine
 from distspec.models import prefix_layers, random_model, save_pretrained
 from distspec.models.llama import Llama
-from distspec.protocol.messages import Hello, SamplingParams
+from distspec.protocol.messages import Hello
+from distspec.protocol.values import SamplingParams
 from distspec.rounds import Desk
 from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from distspec.config import Config, load
 from distspec.models import load_model, load_tokenizer, model_folder, prefix_layers, save_pretrained
 from distspec.models.llama import Llama
-from distspec.protocol.messages import SamplingParams, SpeculationChoice
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.workers import fleet as fleets
 from distspec.workers.client import Client
 from tests.teacher import MARGIN, excused

@@ -16,7 +16,7 @@ import ray
 
 from distspec.config import Config, load
 from distspec.errors import FleetError, InvalidField, ModelNotFound
-from distspec.protocol.messages import SamplingParams, SpeculationChoice
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.workers import fleet as fleets
 from distspec.workers.client import Client
 from distspec.workers.coordinator import remote_coordinator

@@ -14,7 +14,15 @@ from distspec.errors import BadMessage
 from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
 from distspec.protocol.codec import decode_head, decode_messages, encode
 from distspec.protocol.keys import Endpoint, FleetKeys
-from distspec.protocol.messages import ClientHello, ClientWelcome, Heartbeat, Hello, Message, Refuse, Welcome
+from distspec.protocol.messages import (
+    ClientHello,
+    ClientWelcome,
+    Heartbeat,
+    Hello,
+    Message,
+    Refuse,
+    Welcome,
+)
 
 _DOMAIN = "fleet"
 _PROBE_DELAY_S = 0.02

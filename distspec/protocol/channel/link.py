@@ -12,7 +12,15 @@ from distspec.errors import BadMessage, LinkLost
 from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
 from distspec.protocol.codec import decode_head, decode_messages, encode
 from distspec.protocol.keys import Endpoint
-from distspec.protocol.messages import ClientHello, ClientWelcome, Heartbeat, Hello, Message, Refuse, Welcome
+from distspec.protocol.messages import (
+    ClientHello,
+    ClientWelcome,
+    Heartbeat,
+    Hello,
+    Message,
+    Refuse,
+    Welcome,
+)
 
 
 class Link:

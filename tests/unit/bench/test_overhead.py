@@ -7,7 +7,8 @@ import pytest
 from distspec.bench.overhead import POLICIES, coordinator_process, measure
 from distspec.bench.toy import WORKERS, ToyWorker, outcome
 from distspec.protocol.keys import Endpoint
-from distspec.protocol.messages import Output, SamplingParams, SpeculationChoice
+from distspec.protocol.messages import Output
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.workers.client import Client
 
 

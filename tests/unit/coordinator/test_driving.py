@@ -9,20 +9,8 @@ import pytest
 
 from distspec.coordinator import events
 from distspec.coordinator.driving import MAX_OFFENCES
-from distspec.protocol.messages import (
-    ROOT,
-    Draft,
-    Drafted,
-    Drop,
-    Extend,
-    Node,
-    Received,
-    ReceiveKV,
-    SendKV,
-    Shape,
-    Usage,
-    Withdraw,
-)
+from distspec.protocol.messages import Draft, Drafted, Drop, Extend, Received, ReceiveKV, SendKV, Withdraw
+from distspec.protocol.values import ROOT, Node, Shape, Usage
 from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
 
 

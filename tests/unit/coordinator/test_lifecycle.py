@@ -20,9 +20,9 @@ from distspec.protocol.messages import (
     Revoke,
     Revoked,
     SendKV,
-    Shape,
     TransferLost,
 )
+from distspec.protocol.values import Shape
 from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
 
 

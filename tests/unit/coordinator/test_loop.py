@@ -24,7 +24,8 @@ from distspec.coordinator.replay import replay
 from distspec.errors import BadMessage, InvalidField, LinkLost, Unavailable
 from distspec.protocol.channel import Hub, Link
 from distspec.protocol.keys import Endpoint, FleetKeys
-from distspec.protocol.messages import Hello, Message, SamplingParams, SpeculationChoice
+from distspec.protocol.messages import Hello, Message
+from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.model import ToyModel
 from distspec.sim.target import SimTarget

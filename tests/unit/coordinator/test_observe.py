@@ -13,7 +13,8 @@ from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.machine import Machine
 from distspec.coordinator.observe import Observer
-from distspec.protocol.messages import Draft, Drafted, Extend, Received, ReceiveKV, Usage
+from distspec.protocol.messages import Draft, Drafted, Extend, Received, ReceiveKV
+from distspec.protocol.values import Usage
 from distspec.sim.plan import random_plan
 from distspec.sim.world import World
 from distspec.trace import Span, Trace

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from distspec.coordinator.request import TRANSITIONS, Drafting, Holding, Request, State, Task
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, Drafted, Node
+from distspec.protocol.messages import Drafted
+from distspec.protocol.values import ROOT, Node
 from tests.machines import params, plain
 
 

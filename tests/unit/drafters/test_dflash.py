@@ -17,7 +17,7 @@ from distspec import config
 from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.dflash import DflashDrafter
 from distspec.models.dflash import Dflash
-from distspec.protocol.messages import ROOT, SamplingParams, Shape
+from distspec.protocol.values import ROOT, SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
 from tests import plain
 from tests.featured import ALL, BLOCKS, BLOCKS_SPECULATORS, CPU, SHAPE, features, made, outer, published

@@ -19,7 +19,7 @@ from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.eagle import EagleDrafter
 from distspec.errors import IllegalTransition, InvalidValue
 from distspec.models.dflash import Dflash
-from distspec.protocol.messages import SamplingParams, Shape
+from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
 from tests import plain
 from tests.featured import CPU, FED, SHAPE, features, made, plain_fed

@@ -14,7 +14,7 @@ from distspec.engine import Engine
 from distspec.errors import ConfigError
 from distspec.models import save_pretrained
 from distspec.models.draft_checkpoint import save_draft
-from distspec.protocol.messages import SamplingParams, Shape
+from distspec.protocol.values import SamplingParams, Shape
 from tests.desks import desk, lease, run, stream
 from tests.featured import ALL, CPU, SHAPE, features, made, target
 

@@ -14,7 +14,7 @@ from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.matchers import DeviceMatcher, HostMatcher
 from distspec.drafters.ngram import NgramDrafter
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, SamplingParams, Shape
+from distspec.protocol.values import ROOT, SamplingParams, Shape
 
 PARAMS = SamplingParams(max_tokens=100)
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distspec.drafters.base import Proposal
 from distspec.drafters.sprout import Sprout, worth
-from distspec.protocol.messages import ROOT, Shape
+from distspec.protocol.values import ROOT, Shape
 from tests.growth import Growth, Path, paths
 
 VOCAB = 6

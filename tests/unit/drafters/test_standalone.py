@@ -22,7 +22,7 @@ from distspec.drafters.standalone import StandaloneDrafter
 from distspec.engine import Segment
 from distspec.errors import ConfigError, IllegalTransition
 from distspec.models import random_model, save_pretrained
-from distspec.protocol.messages import SamplingParams, Shape
+from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
 from tests.causal import logits
 from tests.desks import CPU, GREEDY, SEEDED, SHAPE, engine, model

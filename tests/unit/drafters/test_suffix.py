@@ -14,7 +14,7 @@ from distspec.drafters.automaton import Automaton
 from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.suffix import SuffixDrafter, guesses
 from distspec.errors import IllegalTransition
-from distspec.protocol.messages import ROOT, SamplingParams, Shape
+from distspec.protocol.values import ROOT, SamplingParams, Shape
 
 PARAMS = SamplingParams(max_tokens=100)
 NEVER = Suffix(min_prob=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distspec.engine import Segment
-from distspec.protocol.messages import ROOT, Node
+from distspec.protocol.values import ROOT, Node
 from tests.desks import GREEDY, SEEDED, engine, model, next_token
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7)

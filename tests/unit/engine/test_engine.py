@@ -12,7 +12,7 @@ from distspec.engine.sizing import pages_that_fit
 from distspec.errors import ConfigError, IllegalTransition, InvalidValue, OutOfPages, OutOfSlots
 from distspec.models import ModelConfig, random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import ROOT, Node, SamplingParams
+from distspec.protocol.values import ROOT, Node, SamplingParams
 
 CPU = torch.device("cpu")
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0)

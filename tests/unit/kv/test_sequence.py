@@ -11,7 +11,7 @@ from distspec.errors import IllegalTransition, OutOfPages
 from distspec.kv.pages import PageAllocator
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
-from distspec.protocol.messages import ROOT, Node
+from distspec.protocol.values import ROOT, Node
 
 
 def books(num_pages: int = 8, page_size: int = 4, cache: bool = True) -> Books:

@@ -9,23 +9,21 @@ import pytest
 
 from distspec.errors import TransferFailed
 from distspec.protocol.messages import (
-    ROOT,
     Drop,
     Extend,
     Freed,
     Lease,
-    Node,
     Progress,
     Received,
     ReceiveKV,
     Refused,
     Revoke,
-    SamplingParams,
     SendKV,
     TransferLost,
     Verdict,
     Withdraw,
 )
+from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.rounds import Desk
 from tests.desks import GREEDY, SEEDED, SHAPE, desk, engine, extend, lease, model, next_token, plain, run, stream
 

@@ -19,9 +19,9 @@ from distspec.protocol.messages import (
     Refused,
     Revoke,
     Revoked,
-    Shape,
     Verdict,
 )
+from distspec.protocol.values import Shape
 from distspec.rounds import DraftDesk
 from tests.desks import GREEDY, Guess, Ticks, chain, desk, engine, extend, ngram, oracle, plain, run
 

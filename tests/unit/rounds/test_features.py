@@ -12,7 +12,8 @@ from distspec import config
 from distspec.drafters.base import DraftRow, Proposal
 from distspec.engine import Engine
 from distspec.models import Taps
-from distspec.protocol.messages import ROOT, Draft, Extend, Fault, Node, Shape
+from distspec.protocol.messages import Draft, Extend, Fault
+from distspec.protocol.values import ROOT, Node, Shape
 from distspec.rounds import Desk, Reply
 from tests.causal import Causal
 from tests.desks import CPU, GREEDY, Guess, bushy, desk, extend, lease, model, oracle, plain, run, stream

@@ -15,23 +15,19 @@ import pytest
 
 from distspec.drafters.base import Drafter
 from distspec.protocol.messages import (
-    ROOT,
     Drop,
     Extend,
     Fault,
     Freed,
     Lease,
-    Node,
     Progress,
     Refused,
     Revoke,
     Revoked,
-    SamplingParams,
-    Shape,
     Verdict,
     Withdraw,
-    finish_reason,
 )
+from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, finish_reason
 from distspec.rounds import Desk, Reply
 from tests.desks import SHAPE, Guess, bushy, desk, engine, model, next_token, ngram
 

@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
-from distspec.protocol.messages import (
-    ROOT,
-    Drop,
-    Fault,
-    Freed,
-    Lease,
-    Node,
-    Progress,
-    Revoke,
-    Revoked,
-    SamplingParams,
-)
+from distspec.protocol.messages import Drop, Fault, Freed, Lease, Progress, Revoke, Revoked
+from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.rounds.round import accept
 from tests.desks import (
     GREEDY,

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.engine import Engine
-from distspec.protocol.messages import Drop, Freed, Lease, Progress, Refused, SamplingParams, Shape
+from distspec.protocol.messages import Drop, Freed, Lease, Progress, Refused
+from distspec.protocol.values import SamplingParams, Shape
 from distspec.rounds import Desk, Reply
 from tests.desks import (
     GREEDY,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distspec.drafters.base import DraftRow, Proposal
-from distspec.protocol.messages import Drop, Progress, Revoke, Revoked, SamplingParams, Shape
+from distspec.protocol.messages import Drop, Progress, Revoke, Revoked
+from distspec.protocol.values import SamplingParams, Shape
 from distspec.rounds import Reply
 from distspec.rounds.lease import begin
 from distspec.rounds.pair import Pair

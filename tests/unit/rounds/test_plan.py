@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.protocol.messages import ROOT, Extend, Node
+from distspec.protocol.messages import Extend
+from distspec.protocol.values import ROOT, Node
 from distspec.rounds.plan import PATIENCE, PREFILL_TOKENS, share
 from distspec.rounds.work import Work
 

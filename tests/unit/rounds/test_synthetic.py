@@ -14,7 +14,8 @@ from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Outcome, Segment
 from distspec.engine.synthetic import SyntheticEngine
-from distspec.protocol.messages import ROOT, Lease, Node, Progress, SamplingParams, Shape, Verdict
+from distspec.protocol.messages import Lease, Progress, Verdict
+from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
 from distspec.rounds import Desk
 from tests.desks import CPU, SHAPE, Guess, Ticks, engine, extend, model, run, stream
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from distspec.protocol.messages import SamplingParams
+from distspec.protocol.values import SamplingParams
 from distspec.sampling import GREEDY_BELOW, SamplingRows, best, draw, gumbel, process
 
 CPU = torch.device("cpu")

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from distspec.errors import RequestError
-from distspec.protocol.messages import Output, SamplingParams, SpeculationChoice, Usage, finish_reason
+from distspec.protocol.messages import Output
+from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage, finish_reason
 from distspec.serving.schema import Limits
 from distspec.serving.service import Service
 from distspec.serving.text import Text
