@@ -32,7 +32,10 @@ Role = Literal["prefill", "decode", "verify", "draft"]
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
-    """The target. name: `smollm2-135m`, a local folder, or a hub id. max_model_len None: the model's own."""
+    """The target. name: `smollm2-135m`, a local folder, a hub id, or for benchmarks `random:SHAPE`.
+
+    max_model_len None: the model's own.
+    """
 
     name: str = "smollm2-135m"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

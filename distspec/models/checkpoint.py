@@ -27,7 +27,8 @@ from torch import Tensor
 
 from distspec.errors import ConfigError, ModelNotFound
 from distspec.models.config import ModelConfig
-from distspec.models.llama import Llama, Parts, parameters
+from distspec.models.llama import Llama, Parts, parameters, random_model
+from distspec.models.shapes import weights_seed
 
 DTYPES = {
     "F32": torch.float32,
@@ -106,8 +107,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def load_folder(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Llama:
-    """The model in a folder, each parameter brought straight to its dtype and device."""
+    """The model in a folder, each parameter brought straight to its dtype and device, or drawn there."""
     config = ModelConfig.from_pretrained(folder)
+    seed = weights_seed(folder)
+    if seed is not None:
+        return random_model(config, seed=seed, dtype=dtype, device=device, drawn_on=device)
     checkpoint = Checkpoint(folder)
     weights = {name: checkpoint.parameter(parts, dtype, device) for name, parts in parameters(config).items()}
     return Llama(config, weights)
@@ -160,8 +164,11 @@ def fingerprint(folder: str | Path) -> str:
     """16 hex digits that name the weights: the same on every host, whatever the files are called or cut into.
 
     Hashes the configuration, every tensor's name, dtype and shape, and a sample of its bytes, so that two
-    fine-tunes of one model differ; reading it takes milliseconds.
+    fine-tunes of one model differ; reading it takes milliseconds. Of weights that are drawn, the seed.
     """
+    seed = weights_seed(folder)
+    if seed is not None:
+        return hashlib.sha256(f"{ModelConfig.from_pretrained(folder)!r} {seed}".encode()).hexdigest()[:16]
     return digest_of(repr(ModelConfig.from_pretrained(folder)), folder)
 
 

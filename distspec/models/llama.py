@@ -203,19 +203,30 @@ def _scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     return (1 - share) * slow + share * frequency
 
 
-def random_model(config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device) -> Llama:
-    """A model with random weights, a function of config and seed alone, scaled so that logits differ visibly."""
-    return Llama(config, random_weights(parameters(config), seed=seed, dtype=dtype, device=device))
+def random_model(
+    config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device, drawn_on: torch.device | None = None
+) -> Llama:
+    """A model with random weights, a function of config and seed alone, scaled so that logits differ visibly.
+
+    drawn_on: the device that draws; a CPU by default. A GPU has other numbers for a seed, and large models soon.
+    """
+    weights = random_weights(parameters(config), seed=seed, dtype=dtype, device=device, drawn_on=drawn_on)
+    return Llama(config, weights)
 
 
 def random_weights(
-    table: Mapping[str, Parts], *, seed: int, dtype: torch.dtype, device: torch.device
+    table: Mapping[str, Parts],
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    drawn_on: torch.device | None = None,
 ) -> dict[str, Tensor]:
     """Every parameter of a table, random: norms near one, matrices such that a product keeps its input's scale."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(drawn_on or "cpu").manual_seed(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
-        noise = torch.randn(shape, generator=generator)
+        noise = torch.randn(shape, generator=generator, device=generator.device)
         if len(shape) == 1:
             noise = 0.1 * noise + name.endswith("norm.weight")
         elif "embed_tokens" not in name:

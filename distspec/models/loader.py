@@ -1,6 +1,6 @@
 """From a model's name to its folder, weights and tokenizer.
 
-Knows the three kinds of name: the default model, a local folder, a hub id. Does not know what is inside a
+Knows the kinds of name: the default model, `random:SHAPE`, a local folder, a hub id. Does not know what is inside a
 folder beyond which files to ask the hub for.
 """
 
@@ -16,6 +16,7 @@ from distspec.errors import ModelNotFound
 from distspec.models import smollm2
 from distspec.models.checkpoint import PICKLED, load_folder, weight_files
 from distspec.models.llama import Llama
+from distspec.models.shapes import PREFIX, shape_folder, weights_seed
 from distspec.models.tokenizer import load_tokenizer_folder
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -24,18 +25,21 @@ _HUB_PICKLED = ["*.json", PICKLED]
 
 
 def model_folder(name: str) -> Path:
-    """The local folder of a model: `smollm2-135m`, a folder, or a hub id; fetched first where need be.
+    """The local folder of a model: `smollm2-135m`, `random:SHAPE`, a folder, or a hub id; fetched first where need be.
 
     A hub model that is already in the hub's cache is used without asking the network.
     Raises ModelNotFound that says where was looked.
     """
     if name == smollm2.NAME:
         return smollm2.folder()
+    if name.startswith(PREFIX):
+        return shape_folder(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelNotFound(name, [str(folder / "config.json")])
-        weight_files(folder)
+        if weights_seed(folder) is None:
+            weight_files(folder)
         return folder
     looked = [f"the default model ({smollm2.NAME})", f"folder {folder.absolute()}"]
     if not _HUB_ID.fullmatch(name):
