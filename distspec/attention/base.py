@@ -41,17 +41,19 @@ class Span:
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged KV. Made once per engine; `plan` once per step, `run` once per layer."""
+    """Attention over paged KV. Made once per engine; `plan` once per step, `read` once per layer."""
 
     def __init__(self, pool: KVPool, page_size: int, num_heads: int) -> None: ...
 
     def plan(self, spans: Sequence[Span]) -> Any:
-        """What all layers of a step share: indices and masks, on the device. Rows stand in the order of spans."""
+        """What all layers of a step share: indices and masks, on the device. Rows stand in the order of spans.
+
+        Its `write` is int64 [rows]: the location of each row's own key and value."""
         ...
 
-    def run(self, plan: Any, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write k and v to the pages, then attend; scores are scaled by head_dim ** -0.5.
+    def read(self, plan: Any, layer: int, q: Tensor) -> Tensor:
+        """Attend to pages that hold the step's own keys and values by now; scores are scaled by head_dim ** -0.5.
 
-        q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]. Returns [rows, heads * head_dim].
+        q: [rows, heads, head_dim]. Returns [rows, heads * head_dim].
         """
         ...

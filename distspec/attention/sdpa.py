@@ -100,10 +100,8 @@ class SdpaBackend:
             back=None if back == list(range(len(order))) else self._tensor(back),
         )
 
-    def run(self, plan: Plan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
         keys, values = self._pool.layers[layer]
-        keys.index_copy_(0, plan.write, k)
-        values.index_copy_(0, plan.write, v)
         outputs = [_attend(call, q, keys, values) for call in plan.calls]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return output if plan.back is None else output.index_select(0, plan.back)

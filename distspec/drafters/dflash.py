@@ -11,7 +11,6 @@ Guesses are ranked with the noise that the target will use (arXiv 2408.07978).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -77,8 +76,7 @@ class DflashDrafter(FeatureDrafter):
             positions += range(sequence.length, sequence.length + count)
             writes = self.locations(sequence, indices)
             spans.append(Span(sequence.pages, sequence.length, 0, (indices,) * count, writes))  # each row sees all
-        attend = partial(self.attention.run, self.attention.plan(spans))
-        hidden = self._model.forward(self.integers(tokens), self.integers(positions), attend)
+        hidden = self._model.forward(self.integers(tokens), self.integers(positions), self.attend(spans))
         params = [text.params for text, span in zip(texts, spans, strict=True) for _ in range(span.rows)]
         guesses = iter(ranked(self._model.logits(hidden), params, positions, max(text.shape.topk for text in texts)))
         for text, span in zip(texts, spans, strict=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -137,8 +136,8 @@ class EagleDrafter(FeatureDrafter):
             batch.add(piece)
         vectors = self.vectors()
         fed = vectors.index_select(0, self.integers(batch.sources))
-        attend = partial(self.attention.run, self.attention.plan(batch.spans))
-        hidden = self._model.forward(self.integers(batch.tokens), fed, self.integers(batch.positions), attend)
+        positions, attend = self.integers(batch.positions), self.attend(batch.spans)
+        hidden = self._model.forward(self.integers(batch.tokens), fed, positions, attend)
         vectors.index_copy_(0, self.integers([2 * location + _LEFT for location in batch.writes]), hidden)
         most = max(piece.text.shape.topk for piece in pieces)
         guesses = iter(self._guesses(hidden, batch, most))

@@ -11,13 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from distspec import config
-from distspec.attention import choose
+from distspec.attention import Span, choose
 from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
 from distspec.drafters.sprout import Sprout
 from distspec.engine.sizing import pages_that_fit
@@ -25,6 +26,7 @@ from distspec.errors import InvalidValue, OutOfPages
 from distspec.kv import sequence as kv
 from distspec.kv.pages import PageAllocator
 from distspec.kv.pool import KVPool
+from distspec.models.base import Paged
 from distspec.models.config import ModelConfig
 from distspec.protocol.values import SamplingParams, Shape
 
@@ -98,7 +100,7 @@ class FeatureDrafter(ABC):
         self._books = kv.Books(PageAllocator(pages, options.page_size), None)
         self._texts: dict[int, Text] = {}  # least recently used first
         backend, _ = choose(options.attention_backend, device, model.dtype)
-        self.attention = backend(self.pool, options.page_size, shape.num_heads)
+        self._attention = backend(self.pool, options.page_size, shape.num_heads)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
@@ -128,6 +130,11 @@ class FeatureDrafter(ABC):
     @abstractmethod
     def _grow(self, texts: Sequence[Text]) -> None:
         """Grow the trees of texts as their shapes and steps say."""
+
+    def attend(self, spans: Sequence[Span]) -> Paged:
+        """Attention of one forward over these rows."""
+        plan = self._attention.plan(spans)
+        return Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
 
     def hold(self, text: Text, rows: int, busy: Sequence[Text]) -> bool:
         """Room for so many more rows; a text that gets none, even with the idle ones closed, is closed itself."""

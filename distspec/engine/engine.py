@@ -27,7 +27,7 @@ from distspec.kv.pages import PageAllocator
 from distspec.kv.pool import KVPool
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
-from distspec.models.base import Model, Taps
+from distspec.models.base import Model, Paged, Taps
 from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, best, draw
 
@@ -185,7 +185,8 @@ class Engine:
         return found
 
     def _forward(self, batch: Batch) -> tuple[Tensor, SamplingRows] | None:
-        attend = partial(self._attention.run, self._attention.plan(batch.spans))
+        plan = self._attention.plan(batch.spans)
+        attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
         taps = Taps(self.taps) if self.taps else None
         hidden = self.model.forward(self._integers(batch.tokens), self._integers(batch.positions), attend, taps)
         if taps is not None:

@@ -5,7 +5,8 @@ Knows the two calls and what may be read off in between. Does not know architect
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -24,6 +25,27 @@ class Attend(Protocol):
         applied, unscaled, possibly strided views. Returns [rows, num_heads * head_dim].
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """An `Attend` over pages, which shows where they are: a model whose kernels write k and v themselves does so, and
+    then only reads.
+
+    layers: keys and values of each layer, [locations, kv_heads, head_dim]. write: int64 [rows], the location of each
+    row's own. read(layer, q): attends from each row to what lies there.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    write: Tensor
+    read: Callable[[int, Tensor], Tensor]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Attend."""
+        keys, values = self.layers[layer]
+        keys.index_copy_(0, self.write, k)
+        values.index_copy_(0, self.write, v)
+        return self.read(layer, q)
 
 
 class Taps:
