@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -22,6 +23,9 @@ hypothesis.settings.load_profile("distspec")
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Triton looks when it is first imported. Where there is a GPU its kernels are tested by tests/gpu, compiled.
+if not Path("/dev/nvidia0").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def _gpus(count: int) -> str | None:
@@ -50,9 +54,14 @@ def _root() -> str | None:
     return None if os.geteuid() == 0 else "root needed"
 
 
+def _interpreter() -> str | None:
+    return None if os.environ.get("TRITON_INTERPRET") == "1" else "Triton's interpreter needed, kernels are compiled"
+
+
 PROBES: dict[str, Callable[[], str | None]] = {
     "gpu": lambda: _gpus(1),
     "gpu2": lambda: _gpus(2),
+    "interpreter": _interpreter,
     "linux": _linux,
     "model": _model,
     "root": _root,
