@@ -164,14 +164,15 @@ def grow(ctx: Context, request: Request, policy: Policy) -> None:
 
 def advance(ctx: Context, request: Request) -> bool:
     """Walk the tree as far as outcomes are known; emit. True if that ended the request."""
-    start, reason = request.emitted, None
+    start, reason, is_drafted = request.emitted, None, False
     while reason is None:
         children = len(request.tree.nodes[request.tree.root].children)
         step = request.tree.step()
         if step is None:
             break
-        tried = step.node is not None or bool(step.died)
-        ctx.learn(tried=tried, kept=step.node is not None)
+        is_drafted = step.node is not None
+        tried = is_drafted or bool(step.died)
+        ctx.learn(tried=tried, kept=is_drafted)
         if tried:
             rank = None if step.node is None else request.tree.rank(step.node)
             ctx.planner.judged(kind(request), rank, children)
@@ -180,6 +181,7 @@ def advance(ctx: Context, request: Request) -> bool:
     if request.emitted > start:
         if request.state is not State.PREFILL:
             request.tally.rounds += 1
+            request.tally.hits += is_drafted
         for worker in request.holds:
             ctx.credits.grow(worker, request.number, len(request.tokens))
     ctx.emit(request, start, reason)

@@ -10,13 +10,16 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from distspec.coordinator import events
+from distspec.coordinator.busy import Busy
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.notes import Emitted, Grown, Note, Queued
 from distspec.metrics import Family, Registry
 from distspec.protocol.messages import Draft, Drafted, Extend, Lease, Output, Progress, Received, Verdict
+from distspec.protocol.values import ROOT
 from distspec.trace import Span, Trace
 
 Args = dict[str, int | float | str]
+Interval = tuple[float, float]
 V = TypeVar("V")
 
 _REMEMBERED = 100_000
@@ -45,10 +48,15 @@ class Observer:
         self.trace = trace
         self._work: OrderedDict[int, _Work] = OrderedDict()
         self._waiting: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._busy: dict[tuple[str, str], Busy] = {}
         self._registry = Registry()
         add = self._registry
         self._handle_s = add.histogram("distspec_handle_seconds", "The machine, per event")
         self._work_s = add.histogram("distspec_work_seconds", "Work of a worker, as it measured it", ["kind"])
+        self._busy_s = add.counter(
+            "distspec_busy_seconds_total", "Time that a worker computed, as it measured it", ["worker", "model"]
+        )
+        self._judged = add.counter("distspec_judged_nodes_total", "Drafted nodes that targets judged, repeats included")
         self._first_s = add.histogram("distspec_time_to_first_token_seconds", "From submission to the first token")
         self._total_s = add.histogram("distspec_request_seconds", "From submission to the last token")
         self._tokens = add.counter("distspec_generated_tokens_total", "Tokens sent to clients")
@@ -120,6 +128,8 @@ class Observer:
     def _answered(self, event: events.FromWorker, notes: Sequence[Note]) -> None:
         """A worker reported work that it has done."""
         message = event.message
+        if isinstance(message, Verdict):
+            self._judged.add(sum(node != ROOT for node, _ in message.outcomes))
         if isinstance(message, Verdict | Drafted):
             work = self._work.get(message.task)
             if work is None or work.answered:  # forgotten, or nonsense
@@ -133,6 +143,9 @@ class Observer:
             kept = sum(n.tokens for n in notes if isinstance(n, Emitted) and n.request == message.request)
             rounds: Args = {"nodes": sum(message.drafted), "accepted": sum(message.accepted) if kept else 0}
             brought = max(sum(message.drafted) + len(message.drafted), len(message.tokens))
+            self._judged.add(sum(message.drafted))
+            if any(message.drafting):
+                self._add("draft", event.worker, message.request, message.drafting, {"nodes": sum(message.drafted)})
             self._span("round", event.worker, message, rounds, brought=brought, kept=kept)
         elif isinstance(message, Received):
             self._span("transfer", event.worker, message, {})
@@ -145,9 +158,16 @@ class Observer:
         args: Args,
         **tokens: int,
     ) -> None:
-        start_s, end_s = message.span
+        self._add(kind, worker, message.request, message.span, args, **tokens)
+
+    def _add(self, kind: str, worker: str, request: int, span: Interval, args: Args, **tokens: int) -> None:
+        start_s, end_s = span
         self._work_s.observe(end_s - start_s, kind=kind)
-        self.trace.add(Span(kind, start_s, end_s, worker, message.request, args, **tokens))
+        if kind != "transfer":
+            model = "drafter" if kind == "draft" else "target"
+            busy = self._busy.setdefault((worker, model), Busy())
+            self._busy_s.add(busy.add(start_s, end_s), worker=worker, model=model)
+        self.trace.add(Span(kind, start_s, end_s, worker, request, args, **tokens))
 
     def _told(self, span: Span) -> Span:
         work = self._work.get(span.task) if span.task is not None else None

@@ -114,6 +114,7 @@ class Tally:
 
     cached: int = 0
     rounds: int = 0
+    hits: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     first_s: float | None = None
@@ -302,6 +303,7 @@ class Request:
             policy=self.policy,
             first_token_s=(tally.first_s if tally.first_s is not None else now) - self.arrived_s,
             total_s=now - self.arrived_s,
+            hits=tally.hits,
         )
 
     def _count(self, step: Step) -> bool:

@@ -239,7 +239,7 @@ class Progress(_Message, frozen=True):
     """Committed tokens of a leased request, at output positions start .. (gap-free, in order).
 
     accepted[i], drafted[i]: of the i-th round in this message. ended: the lease ended by stop or length. step: as
-    in Verdict.
+    in Verdict. drafting: the span in which the drafter of this worker made its nodes, empty without any.
     """
 
     request: int
@@ -251,6 +251,7 @@ class Progress(_Message, frozen=True):
     ended: str | None = None
     span: tuple[float, float] = (0.0, 0.0)
     step: tuple[int, float] = (0, 0.0)
+    drafting: tuple[float, float] = (0.0, 0.0)
 
 
 class Revoked(_Message, frozen=True):

@@ -42,7 +42,8 @@ class SpeculationChoice(_Value, frozen=True):
 class Usage(_Value, frozen=True):
     """What a request cost and how speculation went; times in seconds of the coordinator's clock.
 
-    rounds: verdicts that committed something. drafted, accepted: nodes judged on the committed path's
+    rounds: verdicts that committed something; hits: those that ended on a token that was drafted already, so that the
+    draft of the next round had begun. drafted, accepted: nodes judged on the committed path's
     rounds, and those kept. synthetic: tokens and guesses were made up (speculation.synthetic_acceptance).
     position_drafted[i], position_accepted[i]: the same by depth in the round.
     """
@@ -59,6 +60,7 @@ class Usage(_Value, frozen=True):
     first_token_s: float = 0.0
     total_s: float = 0.0
     synthetic: bool = False
+    hits: int = 0
 
 
 class Shape(_Value, frozen=True):

@@ -221,7 +221,7 @@ class Desk:
         """Nodes for the leased rounds that begin. A drafter that breaks costs its drafts, not the requests."""
         rounds = [held for held in self._held if held.drafting]
         try:
-            draft(drafter, rounds, self._engine)
+            draft(drafter, rounds, self._engine, self._clock)
         except Exception as error:
             for held in rounds:
                 drafter.forget(held.request)
@@ -270,6 +270,7 @@ class Desk:
             ended=ended.reason,
             span=span,
             step=work.step,
+            drafting=work.drafting,
         )
 
     def _features(self, request: int, start: int, text: Sequence[int]) -> Tensor:

@@ -5,7 +5,7 @@ Knows what a lease asks for and what the drafter was told. Does not know pages, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
@@ -25,7 +25,7 @@ def begin(held: Held, message: Lease, tokens: Sequence[int], arrival: int, cache
     return Round(message, tokens, arrival, cached)
 
 
-def draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine) -> None:
+def draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine, clock: Callable[[], float]) -> None:
     """Give every round its nodes, but none that could not be emitted before the stream is full.
 
     The one token left of a round's work is the root of the tree. Of what the drafter grows, the likeliest
@@ -47,6 +47,10 @@ def draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine) -> None:
             takers.append((held, held.work))
     if not rows:
         return
-    for (held, work), row, proposal in zip(takers, rows, drafter.propose(rows), strict=True):
+    began_s = clock()
+    proposals = drafter.propose(rows)
+    ended_s = clock()
+    for (held, work), row, proposal in zip(takers, rows, proposals, strict=True):
         held.told = row.keep + len(row.tokens)
+        work.drafting = (began_s, ended_s)
         work.hang(proposal, held.most, row.shape)

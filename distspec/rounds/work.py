@@ -18,8 +18,8 @@ class Work:
 
     tokens: committed, their KV not computed yet; `length` of them at first. nodes: not judged yet.
     outcomes: (node id, token) so far, the one of ROOT first. judged: nodes that have theirs. arrival orders
-    works; waited: steps in a row that had no room for it. drafted: the drafter was asked for this round. step: rows,
-    and seconds, of the last step that it took part in.
+    works; waited: steps in a row that had no room for it. drafted: the drafter was asked for this round; drafting: from
+    when to when it then worked. step: rows, and seconds, of the last step that it took part in.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Work:
         self.cached = cached
         self.waited = 0
         self.drafted = False
+        self.drafting = (0.0, 0.0)
         self.began_s: float | None = None
         self.step = (0, 0.0)
 

@@ -13,7 +13,7 @@ from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.machine import Machine
 from distspec.coordinator.observe import Observer
-from distspec.protocol.messages import Draft, Drafted, Extend, Received, ReceiveKV
+from distspec.protocol.messages import Draft, Drafted, Extend, Progress, Received, ReceiveKV
 from distspec.protocol.values import Usage
 from distspec.sim.plan import random_plan
 from distspec.sim.world import World
@@ -133,6 +133,55 @@ def test_a_future_below_a_rejected_node_is_wasted_and_one_below_an_accepted_node
     assert use(spans[home]) == ("decode", 1, 1, kept)
     assert use(spans[ahead.task]) == ("verify", 2, kept, 0)
     assert use(spans[draft]) == ("draft", 1, kept, kept)
+
+
+def sums(watched: Watched, metric: str) -> dict[tuple[str, ...], float]:
+    families = watched.observer.metrics(watched.snapshot())
+    [family] = [family for family in families if family.name == metric]
+    return {tuple(sample.labels.values()): sample.value for sample in family.samples}
+
+
+def test_a_step_that_serves_two_requests_makes_its_worker_busy_once() -> None:
+    watched = Watched(Settings(), 1)
+    for request in (1, 2):
+        progress = Progress(request=request, epoch=0, start=1, tokens=(9,), span=(10.0, 12.0))
+        watched.handle(says("decode", progress), 13.0)
+    assert sums(watched, "distspec_busy_seconds_total") == {("decode", "target"): 2.0}
+
+
+def test_a_leased_round_tells_when_its_own_drafter_worked() -> None:
+    watched = Watched(Settings(), 1)
+    times = {"drafting": (10.0, 11.0), "span": (11.5, 13.0)}
+    progress = Progress(request=1, epoch=0, start=1, tokens=(9, 10), drafted=(3,), accepted=(1,), **times)
+    watched.handle(says("decode", progress), 13.0)
+    assert sums(watched, "distspec_busy_seconds_total") == {("decode", "target"): 1.5, ("decode", "drafter"): 1.0}
+    assert sums(watched, "distspec_judged_nodes_total") == {(): 3}
+    spans = {span.name: span for span in watched.observer.spans()}
+    assert (spans["draft"].start_s, spans["draft"].end_s, spans["draft"].brought) == (10.0, 11.0, None)
+
+
+def test_judged_nodes_are_those_of_every_verdict() -> None:
+    exchange = Exchange("decode", "verify1", "verify2", "draft", policy="dsi")
+    exchange.arrive("verify1")
+    exchange.arrive("verify2")
+    exchange.draw(9, base=4)
+    exchange.draw(9, 10, base=4)
+    exchange.judge("verify1", None, 10)
+    exchange.judge("verify2", None, 10, 11)  # the first node again, on the way to the second
+    exchange.judge("decode", 9)
+    assert sums(exchange.watched, "distspec_judged_nodes_total") == {(): 3}
+
+
+@pytest.mark.parametrize(("policy", "hits"), [("sd", 0), ("ssd", 1)])
+def test_a_round_that_ends_on_a_drafted_token_is_a_hit(policy: str, hits: int) -> None:
+    """Both judge 9 alone; ssd has the drafter go on below it meanwhile, and 10 is there when the verdict says so."""
+    exchange = Exchange("decode", "draft", policy=policy, steps=1, lookahead=1, fan=1, width=1)
+    exchange.draw(9, base=4)
+    if policy == "ssd":
+        exchange.draw(9, 10, base=4)
+    exchange.judge("decode", 9, 10)
+    assert exchange.usages[-1] is not None
+    assert (exchange.usages[-1].rounds, exchange.usages[-1].hits) == (1, hits)
 
 
 def test_an_answer_that_comes_twice_is_counted_once() -> None:

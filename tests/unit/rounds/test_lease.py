@@ -67,6 +67,20 @@ def test_tokens_do_not_depend_on_drafter_or_page_size(drafter: str, page_size: i
         assert stream(replies, request) == plain(prompt, params)
 
 
+def test_a_round_says_when_its_drafter_worked() -> None:
+    """Before the round's own step, which ended before the next draft began."""
+    subject = desk(engine(), Guess(oracle))
+    subject.receive(lease(1, (7,), GREEDY, drafts=3))
+    rounds = [reply for reply in run(subject) if isinstance(reply, Progress)]
+    moments = [moment for reply in rounds if any(reply.drafting) for moment in (*reply.drafting, *reply.span)]
+    assert moments == sorted(set(moments))
+    assert len(moments) == 4 * sum(reply.drafted != (0,) for reply in rounds) > 0
+
+    plainly = desk(engine())
+    plainly.receive(lease(1, (7,), GREEDY, drafts=3))
+    assert all(reply.drafting == (0.0, 0.0) for reply in run(plainly) if isinstance(reply, Progress))
+
+
 def test_a_drafter_that_is_right_saves_steps_and_says_so() -> None:
     def steps(name: str) -> int:
         subject = desk(engine(), DRAFTERS[name]())
