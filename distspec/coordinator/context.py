@@ -24,19 +24,21 @@ from distspec.protocol.messages import (
     Output,
     ReceiveKV,
     Revoke,
+    SendFeatures,
     SendKV,
     Withdraw,
 )
 from distspec.speculation.sizes import Sizes
 
-ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
+ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
 
 
 class Settings(Struct, frozen=True, kw_only=True):
     """What the machine is told once; a journal carries it.
 
-    local_drafts: drafting happens inside the decode worker. steps: drafted levels of a round (num_speculative_tokens),
-    or a table of them as (most requests that run, steps) in ascending order; None: from the measured step cost.
+    local_drafts: drafting happens inside the decode worker. features: draft workers read features. steps: drafted
+    levels of a round (num_speculative_tokens), or a table of them as (most requests that run, steps) in ascending
+    order; None: from the measured step cost.
     topk, lookahead, fan, width, live, early: as in `Sizes`. nodes None: as many as steps for a chain, live for a
     tree. room: most scratch nodes of a request on a worker. static: trees are ranked by how often guesses of each
     rank were right, not by the drafter's confidence. quick: there is a fallback drafter. synthetic: tokens are made up.
@@ -45,6 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     policy: str = "sd"
     allowed_policies: tuple[str, ...] = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp", "auto")
     local_drafts: bool = False
+    features: bool = False
     steps: int | tuple[tuple[int, int], ...] | None = None
     topk: int = 1
     nodes: int | None = None
@@ -167,12 +170,14 @@ class Context:
         """Drop a request from a target worker; its futures there are void."""
         hold = request.holds.pop(worker)
         self.forget_tasks(request, worker)
+        request.unfeed(worker)
         self._release(request, worker, hold.opened)
 
     def lose(self, request: Request, worker: str) -> None:
         """A target worker holds nothing of the request any more, by its own word or its death."""
         request.holds.pop(worker, None)
         self.forget_tasks(request, worker)
+        request.unfeed(worker)
         self.credits.close(worker, request.number)
 
     def forget_tasks(self, request: Request, worker: str) -> None:

@@ -6,6 +6,7 @@ path, and every draft what its drafter still lacks, so a verdict is only asked w
 
 from __future__ import annotations
 
+from distspec.coordinator import feeding
 from distspec.coordinator.context import Context
 from distspec.coordinator.notes import Grown
 from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS, Kind
@@ -266,15 +267,25 @@ def verdict(request: Request, message: Verdict) -> bool:
         return False
     for node, outcome in message.outcomes:
         known = task.root if node == ROOT else node
+        if known in request.tree:
+            request.holds[task.worker].judged.add(known)
         if request.tree.judge(known, outcome):
             request.origins.judged(message.task, known)
     return True
 
 
 def draft(ctx: Context, request: Request, wish: Growth, now: Situation) -> None:
-    """Ask the drafter to go on, telling it what was committed since it was last asked."""
+    """Ask the drafter to go on, telling it what was committed since it was last asked, and who sends it the features
+    of that. Where nobody has these any more, it has nothing to say until the text has gone on."""
     state = request.drafting
     assert state is not None
+    features = None
+    if not wish.quick and feeding.is_due(ctx, request):
+        source = feeding.source(request)
+        if source is None:
+            state.asked = state.dry = True
+            return
+        features = feeding.send(ctx, request, source)
     keep, state.told = state.told, len(request.tokens)
     first, state.opened = not state.opened, True
     state.task, state.sent_s, state.asked, state.quick = ctx.future(), ctx.now, True, wish.quick
@@ -296,6 +307,7 @@ def draft(ctx: Context, request: Request, wish: Growth, now: Situation) -> None:
                 quick=wish.quick,
             ),
             params=request.params if first else None,
+            features=features,
         ),
     )
 
@@ -313,6 +325,8 @@ def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bo
     else:
         offend(ctx, worker)
         is_awaited = state.task is not None  # there will be no better answer
+    if state.task == message.task and not state.quick:
+        state.feed.arrived()
     if is_awaited:
         state.task = None
         state.dry = not new and not state.quick

@@ -21,6 +21,7 @@ from distspec.protocol.messages import (
     Refused,
     Revoke,
     Revoked,
+    SendFeatures,
     SendKV,
     Submit,
     TransferLost,
@@ -79,7 +80,7 @@ Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick 
 
 class ToWorker(_Event, frozen=True):
     worker: str
-    message: Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
+    message: Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
 
 
 class ToClient(_Event, frozen=True):

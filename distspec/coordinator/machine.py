@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distspec.coordinator import driving, events, lifecycle
+from distspec.coordinator import driving, events, feeding, lifecycle
 from distspec.coordinator.context import Context, Settings
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.notes import Note
@@ -299,8 +299,13 @@ class Machine:
             lifecycle.received(self._ctx, request, worker)
 
     def _transfer_lost(self, request: Request, worker: str, message: TransferLost) -> None:
-        """Of the receiver, which has freed the request, or of the sender, whose receiver is then dropped."""
+        """Of the receiver, which has freed the request, or of the sender, whose receiver is then dropped. Features cost
+        nobody the request: they are sent again."""
         ctx = self._ctx
+        if feeding.lost(ctx, request, message.ticket):
+            if request.state is State.DRIVEN:
+                driving.drive(ctx, request)
+            return
         for name, hold in list(request.holds.items()):
             if hold.ticket == message.ticket:
                 if message.freed:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from distspec.coordinator.feed import Feed
 from distspec.coordinator.notes import Kept
 from distspec.coordinator.origins import Origins
 from distspec.coordinator.planner import Advice
@@ -45,7 +46,8 @@ class Holding:
 
     epoch: the request's when it was opened there; opened: whether a message that opens it was sent (before,
     only the credit is taken). computed: committed positions with KV. nodes: live nodes with KV. commit, drop:
-    fates of its nodes that the next message tells it. ticket: its KV is on the way from `source`.
+    fates of its nodes that the next message tells it. ticket: its KV is on the way from `source`. judged: live nodes,
+    and the root, whose outcome it has told; reached: the first so many committed positions were judged there.
     """
 
     epoch: int
@@ -57,6 +59,8 @@ class Holding:
     ticket: int | None = None
     source: str | None = None
     sent_s: float = 0.0
+    judged: set[int] = field(default_factory=set)
+    reached: int = 0
 
     def take_fates(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         fates = tuple(self.commit), tuple(self.drop)
@@ -90,7 +94,8 @@ class Drafting:
     """The drafter's side: it was told `told` committed tokens.
 
     opened: whether it was ever asked; before, only the credit is taken. task: the draft on its way, quick: of the
-    fallback drafter. asked: since the root changed. dry: it had nothing to add to the present tree.
+    fallback drafter. asked: since the root changed. dry: it had nothing to add to the present tree. feed: of features,
+    where it reads any.
     """
 
     worker: str
@@ -102,10 +107,17 @@ class Drafting:
     asked: bool = False
     sent_s: float = 0.0
     dry: bool = False
+    feed: Feed = field(default_factory=Feed)
 
     def rooted(self) -> None:
         """The root changed: the drafter may have something to say again."""
         self.asked = self.dry = False
+
+    def unanswerable(self) -> None:
+        """Features that the draft on its way waits for will not come: it is to be asked for anew."""
+        if not self.quick:
+            self.task = None
+            self.rooted()
 
 
 @dataclass(slots=True)
@@ -128,7 +140,8 @@ class Request:
     """One stream. tokens: prompt and output, all committed; emitted: how many of them are output.
 
     acting: the policy in force, which `auto` changes by advice; tuned: output tokens when it last did.
-    fits: it was held to the limits of the fleet. refusals: times it was given up since its last token.
+    fits: it was held to the limits of the fleet. refusals: times it was given up since its last token. carried: by
+    position, the nodes that were committed since all speculative work was last void.
     """
 
     def __init__(
@@ -163,6 +176,7 @@ class Request:
         self.fits = False
         self.refusals = 0
         self.depths: dict[int, int] = {}
+        self.carried: dict[int, int] = {}
         self.origins = Origins()
         self.tally = Tally()
         self.arrived_s = now
@@ -193,6 +207,12 @@ class Request:
                 hold.computed = position + 1
             hold.drop.extend(node for node in step.died if node in hold.nodes)
             hold.nodes -= gone
+            if step.root in hold.judged:
+                hold.reached = position
+                hold.judged.discard(step.root)
+            hold.judged -= gone
+        if step.node is not None:
+            self.carried[position] = step.node
         accepted = self._count(step)
         if self.drafting is not None:
             self.drafting.rooted()
@@ -265,6 +285,15 @@ class Request:
         bases = [task.base for task in self.tasks.values() if task.worker == worker]
         return min(bases, default=self.holds[worker].said)
 
+    def has_judged(self, worker: str) -> int:
+        """Committed positions that this worker has computed for sure, some of which may be nodes to it."""
+        return max(self.computed_by(worker), self.holds[worker].reached)
+
+    def unfeed(self, worker: str) -> None:
+        """Features that were to come from this worker will not."""
+        if self.drafting is not None and self.drafting.feed.leave(worker):
+            self.drafting.unanswerable()
+
     def in_flight(self) -> set[int]:
         return {node for task in self.tasks.values() for node in (task.root, *task.nodes)}
 
@@ -281,9 +310,11 @@ class Request:
         for hold in self.holds.values():
             hold.drop.extend(hold.nodes)
             hold.nodes.clear()
+            hold.judged.clear()
         self.tree.reset()
         self.tasks.clear()
         self.depths.clear()
+        self.carried.clear()
         self.origins.clear()
         if self.drafting:
             self.drafting.task = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from distspec.protocol.values import Node, SamplingParams, Shape, SpeculationChoice, Usage
+from distspec.protocol.values import FeatureTicket, Node, SamplingParams, Shape, SpeculationChoice, Usage
 
 PROTOCOL_VERSION = 1
 
@@ -199,6 +199,24 @@ class SendKV(_Message, frozen=True):
     length: int
 
 
+class SendFeatures(_Message, frozen=True):
+    """Send the features of positions [start, start+length) of the text to `peer`, a draft worker, under this ticket.
+
+    All of them are computed here. nodes: for the last of them, the node that each was or still is here, if it was one:
+    a Draft follows a verdict at once, and what that accepted is committed here by the next Extend only. Nothing is
+    said when they are sent; where they cannot be, TransferLost.
+    """
+
+    request: int
+    epoch: int
+    ticket: int
+    peer: str
+    peer_incarnation: int
+    start: int
+    length: int
+    nodes: tuple[int, ...] = ()
+
+
 class ReceiveKV(_Message, frozen=True):
     """Reserve pages and receive under this ticket; answered by Received or TransferLost.
 
@@ -308,6 +326,10 @@ class Draft(_Message, frozen=True):
     The text is committed tokens only. The drafter keeps its tree while the text follows it, and drops what the
     text left behind. params as in Extend. Answered by Drafted, unless the request was given up, or its next
     Draft came before this one was answered.
+
+    features: where those come from that a drafter needs which reads them, and does not have yet; it waits for them.
+    From `start` on they replace what was to come by earlier tickets. One that fails is answered by TransferLost, and
+    the draft waits for the next Draft.
     """
 
     request: int
@@ -317,6 +339,7 @@ class Draft(_Message, frozen=True):
     tokens: tuple[int, ...]
     shape: Shape
     params: SamplingParams | None = None
+    features: FeatureTicket | None = None
 
 
 class Drafted(_Message, frozen=True):
@@ -343,7 +366,9 @@ class Fault(_Message, frozen=True):
     reason: str
 
 
-ToWorker = Welcome | Refuse | Heartbeat | Extend | Lease | Withdraw | Revoke | Drop | SendKV | ReceiveKV | Draft
+ToWorker = (
+    Welcome | Refuse | Heartbeat | Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
+)
 FromWorker = (
     Hello | Heartbeat | Verdict | Progress | Revoked | Freed | Refused | Received | TransferLost | Drafted | Fault
 )

@@ -82,6 +82,15 @@ class Shape(_Value, frozen=True):
     quick: bool = False
 
 
+class FeatureTicket(_Value, frozen=True):
+    """Features of the text's positions from `start` on, to its last but one, come from this peer under this ticket."""
+
+    ticket: int
+    peer: str
+    peer_incarnation: int
+    start: int
+
+
 class Node(_Value, frozen=True):
     """One speculated token: parent is a node id, or ROOT."""
 

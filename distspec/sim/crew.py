@@ -15,8 +15,9 @@ from distspec.protocol.messages import FromWorker, Hello
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.model import ToyModel
 from distspec.sim.network import Network
+from distspec.sim.packet import Packet
 from distspec.sim.plan import Plan
-from distspec.sim.target import Packet, SimTarget
+from distspec.sim.target import SimTarget
 
 COORDINATOR = "coordinator"
 
@@ -64,7 +65,15 @@ class Crew:
         plan, old = self._plan, self.actors.get(name)
         rng = Random(self._network.rng.random())
         drafts = role == "draft" or (plan.local_drafts and role == "decode")
-        drafter = SimDrafter(name, self._model, rng, slots=plan.slots, accept=plan.accept, nonsense=plan.nonsense)
+        drafter = SimDrafter(
+            name,
+            self._model,
+            rng,
+            slots=plan.slots,
+            accept=plan.accept,
+            nonsense=plan.nonsense,
+            reads=plan.settings.features,
+        )
         worker = drafter if role == "draft" else self._target(name, rng, drafter if drafts else None)
         actor = self.actors[name] = Actor(name, role, worker, old.incarnation + 1 if old else 1)
         hello = Hello(
@@ -188,7 +197,7 @@ class Crew:
             self._network.soon(0.1, 1.0, lambda: self._notice(side, source, packet))
 
     def _notice(self, side: Actor, source: Actor, packet: Packet) -> None:
-        if self.actors[side.name] is not side or not side.alive or not isinstance(side.worker, SimTarget):
+        if self.actors[side.name] is not side or not side.alive:
             return
         replies = side.worker.lose(packet, side is source)
         self._answer(side, replies)

@@ -59,6 +59,21 @@ class Memory:
         """The cells of the first `length` committed positions."""
         return [self._cells[sequence.location(i)] for i in range(length)]
 
+    def features(self, sequence: Sequence, start: int, length: int, nodes: Seq[int]) -> list[Cell]:
+        """The cells of positions start .. start+length-1; `nodes`: as SendFeatures has them."""
+        known = {start + length - len(nodes) + i: node for i, node in enumerate(nodes)}
+        out = []
+        for position in range(start, start + length):
+            index = position
+            if position >= sequence.length:
+                if known.get(position) not in sequence.nodes:
+                    raise Violation(
+                        f"features of position {position} wanted, {sequence.length} committed, no such node"
+                    )
+                index = sequence.ancestors(known[position])[0]
+            out.append(self._cells[sequence.location(index)])
+        return out
+
     def load(self, sequence: Sequence, cells: Seq[Cell]) -> None:
         """Cells of somebody else's memory, for the first committed positions."""
         for i, cell in enumerate(cells):

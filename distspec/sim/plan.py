@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+
+from msgspec import structs
 
 from distspec.coordinator.context import Settings
 
@@ -45,7 +47,7 @@ def random_plan(seed: int) -> Plan:
     # Half of the fleets have pages for little more than one request each, so requests push each other out.
     spare = rng.randint(0, 40) if rng.random() < 0.5 else 300
     positions = LONGEST_PROMPT + MOST_TOKENS + 1 + room + 2 * page_size + spare
-    return Plan(
+    plan = Plan(
         settings=Settings(
             policy="sd",
             local_drafts=local,
@@ -77,3 +79,5 @@ def random_plan(seed: int) -> Plan:
         cancels=rng.choice((0.0, 0.3)),
         transfer_loss=rng.choice((0.0, 0.0, 0.3)),
     )
+    reads = not local and rng.random() < 0.5
+    return replace(plan, settings=structs.replace(plan.settings, features=reads))

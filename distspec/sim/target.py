@@ -29,6 +29,7 @@ from distspec.protocol.messages import (
     Refused,
     Revoke,
     Revoked,
+    SendFeatures,
     SendKV,
     TransferLost,
     Verdict,
@@ -36,21 +37,13 @@ from distspec.protocol.messages import (
 )
 from distspec.protocol.values import ROOT, Node, SamplingParams, finish_reason
 from distspec.sim.drafter import SimDrafter
-from distspec.sim.memory import Cell, Memory
+from distspec.sim.memory import Memory
 from distspec.sim.model import ToyModel
+from distspec.sim.packet import Packet
 from distspec.sim.violation import Violation
 
 LEASED_ACCEPT = 0.7
 """How often a draft of a leased round is right."""
-
-
-@dataclass(slots=True)
-class Packet:
-    """KV on its way from worker to worker: what the source's memory held."""
-
-    request: int
-    ticket: int
-    cells: list[Cell]
 
 
 @dataclass(slots=True)
@@ -75,7 +68,7 @@ class Open:
 
 class SimTarget:
     """One target worker of any role. `handle` takes a message, `step` does one piece of work that waits; both
-    return replies to send. packets: KV to send, by the peer's name."""
+    return replies to send. packets: KV and features to send, by the peer's name."""
 
     def __init__(
         self,
@@ -109,8 +102,8 @@ class SimTarget:
                 self._withdraw(message)
             case Drop():
                 self._drop(message)
-            case SendKV():
-                self._send_kv(message)
+            case SendKV() | SendFeatures():
+                self._send(message)
             case ReceiveKV():
                 self._receive_kv(message)
             case Packet():
@@ -196,16 +189,21 @@ class SimTarget:
             self._close(message.request)
             self._reply(Freed(request=message.request, epoch=message.epoch))
 
-    def _send_kv(self, message: SendKV) -> None:
+    def _send(self, message: SendKV | SendFeatures) -> None:
         """Send what is computed by now, whatever waits in the inbox."""
         entry = self.open.get(message.request)
         if entry is None:
             lost = TransferLost(request=message.request, epoch=message.epoch, ticket=message.ticket, reason="gone")
             self._reply(lost)
             return
-        if not 0 < message.length <= entry.sequence.length:
+        if entry.awaiting is not None:
+            raise Violation(f"{self.name}: to send what has not arrived")
+        if isinstance(message, SendFeatures):
+            cells = self.memory.features(entry.sequence, message.start, message.length, message.nodes)
+        elif 0 < message.length <= entry.sequence.length:
+            cells = self.memory.read(entry.sequence, message.length)
+        else:
             raise Violation(f"{self.name}: KV of {message.length} tokens wanted, {entry.sequence.length} computed")
-        cells = self.memory.read(entry.sequence, message.length)
         self.packets.append((message.peer, Packet(message.request, message.ticket, cells)))
 
     def _receive_kv(self, message: ReceiveKV) -> None:

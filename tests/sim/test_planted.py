@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from distspec.coordinator import driving, lifecycle, machine
+from distspec.coordinator import driving, feeding, lifecycle, machine
 from distspec.coordinator.admission import Credits
 from distspec.coordinator.context import Context
+from distspec.coordinator.feed import Feed
 from distspec.coordinator.machine import Machine
 from distspec.coordinator.request import Request
 from distspec.sim.plan import random_plan
@@ -118,6 +119,25 @@ def _send_kv_of_nodes_that_the_source_was_not_told_to_commit(patch: pytest.Monke
     patch.setattr(Request, "computed_by", hasty)
 
 
+def _send_features_that_are_still_being_computed(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Request, worker: str) -> int:
+        return max(self.computed_by(worker), self.holds[worker].computed)
+
+    patch.setattr(Request, "has_judged", hasty)
+
+
+def _forget_that_a_source_of_features_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "unfeed", lambda self, worker: None)
+
+
+def _ignore_lost_features(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(feeding, "lost", lambda ctx, request, ticket: False)
+
+
+def _send_lost_features_no_more(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Feed, "_rewind", lambda self, start: self.tickets.clear())
+
+
 def _draft_past_the_end(patch: pytest.MonkeyPatch) -> None:
     situation, graft = driving.situation, Request.graft
 
@@ -150,6 +170,10 @@ FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     _transfer_one_token_less,
     _send_kv_that_is_still_being_computed,
     _send_kv_of_nodes_that_the_source_was_not_told_to_commit,
+    _send_features_that_are_still_being_computed,
+    _forget_that_a_source_of_features_left,
+    _ignore_lost_features,
+    _send_lost_features_no_more,
     _draft_past_the_end,
     _forget_the_limits_of_an_early_request,
 ]

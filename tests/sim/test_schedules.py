@@ -35,7 +35,8 @@ def test_every_schedule_gives_the_plain_tokens(first: int) -> None:
         seen.update(stream.finished for stream in streams.values())
         seen["terms"] += world.term - 1
     # Schedules in which nothing goes wrong would prove nothing.
-    for kind in ("requeued", "transfers_lost", "workers_lost", "bad_drafts", "terms", "stop", "length", "abort"):
+    kinds = ("requeued", "transfers_lost", "features_lost", "workers_lost", "bad_drafts", "terms")
+    for kind in (*kinds, "stop", "length", "abort"):
         assert seen[kind], f"no schedule of this chunk had any {kind}: {seen}"
 
 
