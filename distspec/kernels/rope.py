@@ -1,0 +1,145 @@
+"""From the product of a qkv matrix to rotated queries, and keys and values in their pages.
+
+Knows heads, rotary tables and locations. Does not know sequences, or who attends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of query and key heads before rotary, as Qwen3 has them. query, key: [head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+@triton.jit
+def _load_halves(at, mask, DIM: tl.constexpr):
+    a = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return a, tl.load(at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _turn(a, b, cos, sin, weight, eps, lane, inside, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Heads [n, half] in two halves, normed and rotated: (a cos - b sin, b cos + a sin)."""
+    if NORM:
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / DIM + eps)[:, None]
+        a = a * scale * tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+        b = b * scale * tl.load(weight + DIM // 2 + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def _store_halves(at, a, b, mask, DIM: tl.constexpr):
+    tl.store(at, a.to(at.dtype.element_ty), mask=mask)
+    tl.store(at + DIM // 2, b.to(at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, values, max_position, eps,
+            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GROUP_PAD: tl.constexpr,
+            HALF_PAD: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """One program for a row and a KV head, with the query heads that share it."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lane = tl.arange(0, HALF_PAD)
+    inside = lane < DIM // 2
+    position = tl.load(positions + row)
+    cos = tl.load(table + position * DIM + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+    # The table's sines of second halves have their own sign, those of first halves the opposite one.
+    sines = table + (max_position + position) * DIM + DIM // 2
+    sin = tl.load(sines + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+    member = tl.arange(0, GROUP_PAD)
+    head = kv_head * GROUP + member
+    mask = (member < GROUP)[:, None] & inside[None, :]
+    line = qkv + row * ((HEADS + 2 * KV_HEADS) * DIM)
+    own = head[:, None] * DIM + lane[None, :]
+    a, b = _load_halves(line + own, mask, DIM)
+    a, b = _turn(a, b, cos, sin, query_norm, eps, lane, inside, DIM, NORM)
+    _store_halves(queries + row * (HEADS * DIM) + own, a, b, mask, DIM)
+
+    location = tl.load(write + row)
+    one = (tl.arange(0, 1) == 0)[:, None] & inside[None, :]
+    there = location * (KV_HEADS * DIM) + kv_head * DIM + lane[None, :]
+    mask = one & (location >= 0)
+    own = (HEADS + kv_head) * DIM + lane[None, :]
+    a, b = _load_halves(line + own, one, DIM)
+    a, b = _turn(a, b, cos, sin, key_norm, eps, lane, inside, DIM, NORM)
+    _store_halves(keys + there, a, b, mask, DIM)
+    a, b = _load_halves(line + own + KV_HEADS * DIM, one, DIM)
+    _store_halves(values + there, a, b, mask, DIM)
+
+
+def rope_and_write(
+    qkv: Tensor,
+    table: Tensor,
+    positions: Tensor,
+    write: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    """Rotate queries and keys, normed before if `norms` says so, and write keys and values to their locations.
+
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], contiguous; table: cosines and signed sines of every position,
+    [2, max_position, head_dim]; positions: int64 [rows]; write: int64 [rows], a negative one writes nothing;
+    keys, values: [locations, kv_heads, head_dim], written to. Computed in float32. Returns queries [rows, heads,
+    head_dim] in qkv's dtype.
+    """
+    rows, (_, kv_heads, dim) = qkv.shape[0], keys.shape
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    queries = qkv.new_empty(rows, heads, dim)
+    _kernel[(rows, kv_heads)](
+        qkv,
+        table,
+        positions,
+        write,
+        norms.query if norms else qkv,
+        norms.key if norms else qkv,
+        queries,
+        keys,
+        values,
+        table.shape[1],
+        norms.eps if norms else 0.0,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        GROUP_PAD=triton.next_power_of_2(heads // kv_heads),
+        HALF_PAD=triton.next_power_of_2(dim // 2),
+        NORM=norms is not None,
+        num_warps=1 if heads // kv_heads * dim <= 512 else 4,
+    )
+    return queries
+
+
+def rope_and_write_reference(
+    qkv: Tensor,
+    table: Tensor,
+    positions: Tensor,
+    write: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    kv_heads, dim = keys.shape[1:]
+    split = qkv.view(qkv.shape[0], -1, dim)
+    heads = split.shape[1] - 2 * kv_heads
+    q, k, v = split.float().split((heads, kv_heads, kv_heads), dim=1)
+    if norms is not None:
+        q = F.rms_norm(q, (dim,), norms.query.float(), norms.eps)
+        k = F.rms_norm(k, (dim,), norms.key.float(), norms.eps)
+    cos, sin = table[:, positions].float().unsqueeze(2)
+    q, k = (x * cos + x.roll(dim // 2, -1) * sin for x in (q, k))
+    kept = write >= 0
+    keys.index_copy_(0, write[kept], k[kept].to(keys.dtype))
+    values.index_copy_(0, write[kept], v[kept].to(values.dtype))
+    return q.to(qkv.dtype)
