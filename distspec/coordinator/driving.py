@@ -6,6 +6,10 @@ path, and every draft what its drafter still lacks, so a verdict is only asked w
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
+from operator import ge, lt
+
 from distspec.coordinator import feeding
 from distspec.coordinator.context import Context
 from distspec.coordinator.notes import Grown
@@ -336,15 +340,17 @@ def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bo
 def is_sound(ctx: Context, request: Request, message: Drafted) -> bool:
     """A proposal within what may be asked: a draft that was sent, known ids, parents before children."""
     vocab_size = min(worker.hello.vocab_size for worker in ctx.credits.workers.values())
+    tokens, parents, scores = message.tokens, message.parents, message.scores
     return (
         ctx.is_future(message.task)
         and message.epoch <= request.epoch
         and 0 < message.base <= len(request.tokens)
-        and len(message.tokens) == len(message.parents) <= ctx.settings.live
-        and all(0 <= token < vocab_size for token in message.tokens)
-        and all(ROOT <= parent < i for i, parent in enumerate(message.parents))
-        and (not message.scores or len(message.scores) == len(message.tokens))
-        and all(score <= SLACK for score in message.scores)  # not so for NaN
+        and len(tokens) == len(parents) <= ctx.settings.live
+        and (not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size)
+        and (not parents or min(parents) >= ROOT)
+        and all(map(lt, parents, count()))
+        and (not scores or len(scores) == len(tokens))
+        and all(map(partial(ge, SLACK), scores))  # not so for NaN
     )
 
 

@@ -205,8 +205,9 @@ class Request:
                 hold.nodes.discard(step.node)
                 hold.commit.append(step.node)
                 hold.computed = position + 1
-            hold.drop.extend(node for node in step.died if node in hold.nodes)
-            hold.nodes -= gone
+            if dead := hold.nodes & gone:
+                hold.drop.extend(sorted(dead))
+                hold.nodes -= dead
             if step.root in hold.judged:
                 hold.reached = position
                 hold.judged.discard(step.root)
@@ -224,15 +225,16 @@ class Request:
 
     def missing(self, worker: str, nodes: Iterable[int]) -> list[Node]:
         """The nodes of these paths that `worker` has not computed, parents first, as messages say them."""
-        held = self.holds[worker].nodes
+        held, known, root = self.holds[worker].nodes, self.tree.nodes, self.tree.root
         out: dict[int, Node] = {}
-        for last in nodes:
-            for node in self.tree.path(last):
-                if node not in held and node not in out:
-                    parent = self.tree.nodes[node].parent
-                    out[node] = Node(
-                        id=node, parent=ROOT if parent == self.tree.root else parent, token=self.tree.token(node)
-                    )
+        for node in nodes:
+            path = []
+            while node != root and node not in held and node not in out:  # who holds a node holds what is above it
+                path.append(node)
+                node = known[node].parent
+            for node in reversed(path):
+                parent = known[node].parent
+                out[node] = Node(id=node, parent=ROOT if parent == root else parent, token=known[node].token)
         return list(out.values())
 
     def graft(self, proposal: Drafted, most: int) -> int:
@@ -240,32 +242,21 @@ class Request:
 
         What the text left behind is left out, and so is what could never be emitted, or makes more than `most` nodes.
         """
-        tokens, parents, scores = proposal.tokens, proposal.parents, proposal.scores
-        at = ROOT
-        for token in self.tokens[proposal.base :]:
-            heirs = (i for i, parent in enumerate(parents) if parent == at and tokens[i] == token)
-            heir = next(heirs, None)
-            if heir is None:
-                return 0
-            at = heir
-        deepest = self.params.max_tokens - self.emitted - 1
-        index, depth = {at: ROOT}, {at: 0}
-        kept: list[int] = []
-        for i, parent in enumerate(parents):
-            if parent in index and depth[parent] < deepest:
-                index[i], depth[i] = len(kept), depth[parent] + 1
-                kept.append(i)
-        before = set(self.tree.nodes)
-        ids = self.tree.add(
-            self.tree.root,
-            [tokens[i] for i in kept],
-            [index[parents[i]] for i in kept],
-            [scores[i] for i in kept] if scores else (),
-            most,
-        )
-        new = {node for node in ids if node is not None} - before
-        self.origins.drafted(proposal.task, new)
-        return len(new)
+        tokens: Sequence[int] = proposal.tokens
+        parents: Sequence[int] = proposal.parents
+        scores: Sequence[float] = proposal.scores
+        if proposal.base < len(self.tokens):
+            kept = _below(tokens, parents, self.tokens[proposal.base :])
+            index = {node: i for i, node in enumerate(kept)}
+            tokens, parents = [tokens[i] for i in kept], [index.get(parents[i], ROOT) for i in kept]
+            scores = [scores[i] for i in kept] if scores else ()
+        before, deepest = len(self.tree), self.params.max_tokens - self.emitted - 1
+        ids = self.tree.add(self.tree.root, tokens, parents, scores, most, deepest)
+        new = len(self.tree) - before
+        if new:
+            last = max(node for node in ids if node is not None)
+            self.origins.drafted(proposal.task, range(last - new + 1, last + 1))
+        return new
 
     def stale(self) -> list[int]:
         """Futures whose nodes are all dead, and whose workers were not told yet.
@@ -301,7 +292,7 @@ class Request:
         """Count nodes that go out for the first time, by their depth below the root of that moment."""
         for node in nodes:
             if node not in self.depths:
-                self.depths[node] = len(self.tree.path(node)) - 1
+                self.depths[node] = self.tree.depth(node) - 1
                 self.tally.note(self.tally.drafted, self.depths[node])
 
     def void(self) -> None:
@@ -342,6 +333,19 @@ class Request:
         depth = self.depths.pop(step.node, None) if step.node is not None else None
         if depth is not None:
             self.tally.note(self.tally.accepted, depth)
-        for node in step.died:
-            self.depths.pop(node, None)
+        for node in self.depths.keys() & step.died:
+            del self.depths[node]
         return depth is not None
+
+
+def _below(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -> list[int]:
+    """What hangs below the end of a text, of a tree that begins where the text does: indices, parents first."""
+    at, matched, inside, out = ROOT, 0, {ROOT}, list[int]()
+    for i, parent in enumerate(parents):
+        if matched < len(text):
+            if parent == at and tokens[i] == text[matched]:
+                at, matched, inside = i, matched + 1, {i}
+        elif parent in inside:
+            inside.add(i)
+            out.append(i)
+    return out

@@ -9,9 +9,9 @@ nobody judges yet, and what grows next are the likeliest without children. They 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 from distspec.speculation.sizes import Sizes
@@ -41,12 +41,13 @@ class Situation:
     sizes: Sizes
     odds: Sequence[float]
 
-    @cached_property
-    def waiting(self) -> list[int]:
-        """Nodes that nobody judges yet, the likeliest first, parents before children."""
+    def waiting(self, ranks: int | None = None) -> Iterator[int]:
+        """Nodes that nobody judges yet, the likeliest first, parents before children; where `ranks` is given, on paths
+        of the first so many guesses only. Costs what is taken of it."""
         nodes = self.tree.nodes
-        ranked = self.tree.ranked(self.odds)
-        return [node for _, node in ranked if node not in self.in_flight and nodes[node].outcome is None]
+        for _, node in self.tree.ranked(self.odds, ranks):
+            if node not in self.in_flight and nodes[node].outcome is None:
+                yield node
 
     @property
     def is_open(self) -> bool:
@@ -60,16 +61,7 @@ class Situation:
 
     def best(self, most: int, ranks: int) -> tuple[int, ...]:
         """The likeliest nodes that wait, on paths of the first `ranks` guesses only."""
-        within: dict[int, bool] = {self.tree.root: True}
-        out: list[int] = []
-        for node in self.tree.nodes:
-            if node != self.tree.root:
-                known = self.tree.nodes[node]
-                within[node] = within[known.parent] and known.rank < ranks
-        for node in self.waiting:
-            if within[node] and len(out) < most:
-                out.append(node)
-        return tuple(out)
+        return tuple(islice(self.waiting(ranks), most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +208,13 @@ class BranchVerifying(Branching):
         if not now.is_judged and not out:
             return []
         taken = {node for wish in out for node in wish.nodes}
-        free, waiting = list(now.free[len(out) :]), [node for node in now.waiting if node not in taken]
+        waiting = (node for node in now.waiting() if node not in taken)
         enough = 1 if self._is_stuck(now) else now.sizes.early
-        most = max(now.sizes.nodes, now.sizes.early)
-        while free and waiting and len(waiting) >= enough:
-            out.append(Submission(free.pop(0), tuple(waiting[:most])))
-            waiting = waiting[most:]
+        for verifier in now.free[len(out) :]:
+            nodes = tuple(islice(waiting, max(now.sizes.nodes, now.sizes.early)))
+            if len(nodes) < enough:
+                break
+            out.append(Submission(verifier, nodes))
         return out
 
     def _is_stuck(self, now: Situation) -> bool:

@@ -6,8 +6,11 @@ Knows tokens and parents. Does not know workers, time, or why a node was drafted
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice
 
 from distspec.protocol.odds import share
 
@@ -19,14 +22,15 @@ UNKNOWN = 0.5
 class TreeNode:
     """A token below the root. rank: among its siblings as drafted, 0 the best guess. score: log-probability given its
     parent as the drafter sees it, None without an opinion. outcome: what the target draws after its path, None until
-    a verdict came."""
+    a verdict came. level: its place in the text, counted from the first root. children: ids by token, by rank."""
 
     token: int
     parent: int
+    level: int = 0
     rank: int = 0
     score: float | None = None
     outcome: int | None = None
-    children: list[int] = field(default_factory=list)
+    children: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,15 @@ class Tree:
     Every node, the root too, has an id that is never used again, so a verdict always finds its node or
     nobody. Coupled verification (a child is accepted if and only if its token is its parent's outcome)
     makes the walk a function of outcomes alone, whatever the order in which they arrive.
+
+    What an operation costs grows with what it adds, drops or returns, not with what else is there.
     """
 
     def __init__(self) -> None:
         self._next = 1
         self.root = 0
         self.nodes: dict[int, TreeNode] = {0: TreeNode(token=-1, parent=-1)}
+        self._widths: deque[int] = deque()  # of each level below the root, none of them 0
 
     def __len__(self) -> int:
         """Live nodes below the root."""
@@ -64,22 +71,30 @@ class Tree:
         return node in self.nodes
 
     def add(
-        self, leaf: int, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float] = (), most: int = 2**31
+        self,
+        leaf: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        scores: Sequence[float] = (),
+        most: int = 2**31,
+        deepest: int = 2**31,
     ) -> list[int | None]:
         """Hang a proposal below `leaf`: parents[i] is an index into `tokens` before i, or -1 for the leaf.
 
         A child that is already there is not doubled: its id is returned, and grandchildren join it. Where the tree
-        has `most` nodes already, new ones are left out, and what would hang below them. Returns the node id of each
-        token, None where it was left out.
+        has `most` nodes already, or `deepest` levels below its root, new ones are left out, and what would hang below
+        them. Returns the node id of each token, None where it was left out; new ids are consecutive.
         """
-        ids: list[int | None] = []
+        nodes, ids = self.nodes, list[int | None]()
+        deepest += nodes[self.root].level
         for i, (token, index) in enumerate(zip(tokens, parents, strict=True)):
             parent = leaf if index < 0 else ids[index]
             node = None
             if parent is not None:
-                node = self._child(parent, token)
-                if node is None and len(self) < most:
-                    node = self._new(parent, token, scores[i] if scores else None)
+                above = nodes[parent]
+                node = above.children.get(token)
+                if node is None and len(nodes) <= most and above.level < deepest:
+                    node = self._new(parent, above, token, scores[i] if scores else None)
             ids.append(node)
         return ids
 
@@ -97,22 +112,23 @@ class Tree:
         id, root = self.root, self.nodes[self.root]
         if root.outcome is None:
             return None
-        heir = self._child(self.root, root.outcome)
-        died = tuple(n for child in root.children if child != heir for n in self._below(child))
-        for node in (*died, id):
-            del self.nodes[node]
+        heir = root.children.get(root.outcome)
+        died = self._take_out([child for child in root.children.values() if child != heir])
+        del self.nodes[id]
         if heir is None:
-            self.root = self._id()
-            self.nodes[self.root] = TreeNode(token=root.outcome, parent=-1)
+            self._plant(root.outcome, root.level + 1)
         else:
             self.root = heir
             self.nodes[heir].parent = -1
+            self._widths.popleft()
         return Step(token=root.outcome, root=id, node=heir, died=died)
 
     def reset(self) -> None:
         """Void everything: a fresh root for the same committed token."""
-        self.root = self._id()
-        self.nodes = {self.root: TreeNode(token=-1, parent=-1)}
+        level = self.nodes[self.root].level
+        self.nodes.clear()
+        self._widths.clear()
+        self._plant(-1, level)
 
     def path(self, node: int) -> list[int]:
         """Ids from the root's child down to `node`; empty for the root."""
@@ -122,18 +138,21 @@ class Tree:
             node = self.nodes[node].parent
         return ids[::-1]
 
-    def ranked(self, odds: Sequence[float]) -> list[tuple[float, int]]:
-        """(path probability, id) of every node below the root, the likeliest first, parents before children.
+    def ranked(self, odds: Sequence[float], ranks: int | None = None) -> Iterator[tuple[float, int]]:
+        """(path probability, id) of every node below the root, the likeliest first, parents before children; where
+        `ranks` is given, of those only whose paths are of the first so many guesses.
 
         A node's share of its parent is the drafter's own where `odds` is empty and it has one, else odds[rank].
+        Nodes are searched from the root as they are asked for; the tree must stay as it is meanwhile.
         """
-        value = {self.root: 1.0}
-        todo = [self.root]
-        for parent in todo:
-            for node in self.nodes[parent].children:
-                value[node] = value[parent] * self._share(node, odds)
-                todo.append(node)
-        return sorted(((value[node], node) for node in todo[1:]), key=lambda pair: (-pair[0], pair[1]))
+        nodes = self.nodes
+        open_ = [(-1.0, self.root)]
+        while open_:
+            value, node = heappop(open_)
+            if node != self.root:
+                yield -value, node
+            for child in islice(nodes[node].children.values(), ranks):
+                heappush(open_, (value * _share(nodes[child], odds), child))
 
     def shape(self) -> tuple[list[int], list[int], list[int]]:
         """(ids, tokens, parents) of all nodes below the root, parents first; parents as indices, -1 for the root."""
@@ -143,11 +162,11 @@ class Tree:
 
     def height(self) -> int:
         """Levels below the root."""
-        levels, level = 0, self.nodes[self.root].children
-        while level:
-            levels += 1
-            level = [child for node in level for child in self.nodes[node].children]
-        return levels
+        return len(self._widths)
+
+    def depth(self, node: int) -> int:
+        """Levels from the root down to this node."""
+        return self.nodes[node].level - self.nodes[self.root].level
 
     def rank(self, node: int) -> int:
         return self.nodes[node].rank
@@ -155,29 +174,37 @@ class Tree:
     def token(self, node: int) -> int:
         return self.nodes[node].token
 
-    def _child(self, parent: int, token: int) -> int | None:
-        for child in self.nodes[parent].children:
-            if self.nodes[child].token == token:
-                return child
-        return None
-
-    def _new(self, parent: int, token: int, score: float | None) -> int:
-        node, siblings = self._id(), self.nodes[parent].children
-        self.nodes[node] = TreeNode(token=token, parent=parent, rank=len(siblings), score=score)
-        siblings.append(node)
+    def _new(self, id: int, parent: TreeNode, token: int, score: float | None) -> int:
+        """Hang a node below the parent of this id."""
+        node, siblings = self._next, parent.children
+        self._next += 1
+        self.nodes[node] = TreeNode(token, id, parent.level + 1, len(siblings), score)
+        siblings[token] = node
+        row = parent.level - self.nodes[self.root].level
+        if row == len(self._widths):
+            self._widths.append(0)
+        self._widths[row] += 1
         return node
 
-    def _share(self, node: int, odds: Sequence[float]) -> float:
-        known = self.nodes[node]
-        if not odds:
-            return min(1.0, math.exp(known.score)) if known.score is not None else UNKNOWN ** (known.rank + 1)
-        return share(known.rank, odds)
+    def _plant(self, token: int, level: int) -> None:
+        """A fresh root."""
+        self.root, self._next = self._next, self._next + 1
+        self.nodes[self.root] = TreeNode(token, -1, level)
 
-    def _id(self) -> int:
-        node, self._next = self._next, self._next + 1
-        return node
+    def _take_out(self, tops: list[int]) -> tuple[int, ...]:
+        """Remove these nodes below the root, and all that hangs below them; who that is, parents first."""
+        gone, top = tops, self.nodes[self.root].level + 1
+        for node in gone:
+            known = self.nodes.pop(node)
+            gone.extend(known.children.values())
+            self._widths[known.level - top] -= 1
+        while self._widths and not self._widths[-1]:
+            self._widths.pop()
+        return tuple(gone)
 
-    def _below(self, node: int) -> Iterator[int]:
-        yield node
-        for child in self.nodes[node].children:
-            yield from self._below(child)
+
+def _share(node: TreeNode, odds: Sequence[float]) -> float:
+    """How likely a node is right, given that its parent is."""
+    if odds:
+        return share(node.rank, odds)
+    return min(1.0, math.exp(node.score)) if node.score is not None else UNKNOWN ** (node.rank + 1)

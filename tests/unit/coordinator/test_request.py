@@ -127,6 +127,26 @@ def test_a_proposal_is_grafted_where_the_text_has_gone() -> None:
     assert it.graft(wide, most=4) == 2
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=10), st.lists(st.integers(0, 2), max_size=3))
+def test_what_is_grafted_are_the_paths_that_the_text_followed(drawn: list[tuple[int, int]], came: list[int]) -> None:
+    it = request()
+    base = len(it.tokens)
+    parents = [min(below, i) - 1 for i, (_, below) in enumerate(drawn)]
+    paths: list[list[int]] = []
+    for (token, _), parent in zip(drawn, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+    for token in came:
+        it.tree.judge(it.tree.root, token)
+        walk(it)
+    wanted = {tuple(path[len(came) :]) for path in paths if path[: len(came)] == came and len(path) > len(came)}
+    tokens = tuple(token for token, _ in drawn)
+    new = it.graft(Drafted(request=1, epoch=0, task=1, base=base, tokens=tokens, parents=tuple(parents)), most=64)
+    found = [tuple(it.tree.token(node) for node in it.tree.path(n)) for n in it.tree.nodes if n != it.tree.root]
+    if len(set(map(tuple, paths))) == len(paths):  # siblings differ, as drafters promise
+        assert sorted(found) == sorted(wanted)
+        assert new == len(found)
+
+
 def test_the_epoch_grows_on_a_fresh_root_and_not_when_siblings_die() -> None:
     it = request()
     it.tree.add(it.tree.root, [8, 9], [-1, -1])

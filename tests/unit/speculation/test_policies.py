@@ -107,7 +107,7 @@ class Play:
             if node in self.tree:
                 children = self.tree.nodes[node].children
                 right = children and self.rng.random() < self.accept
-                self.tree.judge(node, self.tree.token(self.rng.choice(children)) if right else 99)
+                self.tree.judge(node, self.rng.choice(list(children)) if right else 99)
         while (step := self.tree.step()) is not None:
             self.dry = self.asked = False
             if step.node is None:

@@ -80,6 +80,8 @@ def test_it_is_a_set_of_paths(data: st.DataObject) -> None:
         assert len(found) == len(tree.nodes), "two nodes of one path"
         assert found == {p: naive.outcomes.get(p) for p in naive.paths}
         assert len(tree) == len(naive.paths) - 1
+        assert tree.height() == max(map(len, naive.paths))
+        assert all(tree.depth(n) == len(path(tree, n)) for n in tree.nodes)
 
 
 @given(st.data())
@@ -153,8 +155,27 @@ def test_nodes_are_ranked_by_the_probability_of_their_path() -> None:
     tree = Tree()
     a, b, c, d = tree.add(tree.root, [1, 2, 3, 4], [-1, -1, 0, 1])
     assert [node for _, node in tree.ranked((0.6, 0.3))] == [a, c, b, d]  # .6, .36, .3, .18
-    assert tree.ranked((0.6, 0.3))[1][0] == pytest.approx(0.36)
+    assert list(tree.ranked((0.6, 0.3)))[1][0] == pytest.approx(0.36)
     assert tree.height() == 2
+
+
+@given(st.lists(proposals(), min_size=1, max_size=4), st.lists(st.integers(0, 2), max_size=2), st.integers(1, 3))
+def test_a_ranking_is_a_sort_of_all_nodes_whatever_the_root(
+    hung: list[tuple[list[int], list[int]]], came: list[int], ranks: int
+) -> None:
+    odds, tree = (0.6, 0.6, 0.1), Tree()  # equal odds: of two nodes that are as likely the older is first
+    for tokens, parents in hung:
+        tree.add(tree.root, tokens, parents)
+    for token in came:
+        tree.judge(tree.root, token)
+        tree.step()
+    value: dict[int, float] = {}
+    for node in tree.nodes:
+        above = tree.nodes[node].parent
+        value[node] = 1.0 if node == tree.root else value[above] * odds[tree.rank(node)]
+    inside = [n for n in value if n != tree.root and all(tree.rank(above) < ranks for above in tree.path(n))]
+    wanted = sorted(((value[n], n) for n in inside), key=lambda pair: (-pair[0], pair[1]))
+    assert list(tree.ranked(odds, ranks)) == wanted
 
 
 def test_without_odds_the_drafters_own_scores_count() -> None:
@@ -167,6 +188,14 @@ def test_a_full_tree_takes_nothing_more_and_says_what_it_left_out() -> None:
     tree = Tree()
     assert tree.add(tree.root, [1, 2, 3, 1], [-1, 0, 1, -1], most=2) == [1, 2, None, 1]
     assert len(tree) == 2
+
+
+def test_nothing_is_hung_deeper_than_allowed_but_what_is_there_is_found() -> None:
+    tree = Tree()
+    tree.add(tree.root, [1, 2, 3], [-1, 0, 1])
+    tree.judge(tree.root, 1)
+    tree.step()
+    assert tree.add(tree.root, [2, 3, 4, 9], [-1, 0, 1, 0], deepest=2) == [2, 3, None, 4]
 
 
 def test_a_proposal_must_pair_tokens_and_parents() -> None:
