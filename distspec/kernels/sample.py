@@ -1,0 +1,107 @@
+"""The draw of a token per row over the whole vocabulary, with noise that is made where it is added.
+
+Knows logits, temperatures and the keys of the noise. Does not know truncation, requests or models. The noise is that of
+sampling/noise.py, to the bit before its logarithms: SplitMix64 by counter, from which sampling/draw.py makes a table
+[rows, vocab] in memory. Each program scores a block of tokens and keeps its best; a second kernel takes the best of
+these. Gumbel-max as in draw.py, which is the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 2048
+_STEP = tl.constexpr(0x9E3779B97F4A7C15)
+_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
+_SECOND = tl.constexpr(0x94D049BB133111EB)
+_FINEST = tl.constexpr(2.0**-32)
+_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
+
+
+@triton.jit
+def _mix(x):
+    """SplitMix64's finalizer, of uint64."""
+    x = (x ^ (x >> 30)) * _FIRST
+    x = (x ^ (x >> 27)) * _SECOND
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _key(keys, row, stride):
+    """uint64: of the noise of a row, from its seed, choice and position."""
+    at = keys + row * stride
+    key = _mix(tl.load(at).to(tl.uint64, bitcast=True) + _STEP)
+    key = _mix((key ^ tl.load(at + 1).to(tl.uint64, bitcast=True)) * _STEP + 1)
+    return _mix((key ^ tl.load(at + 2).to(tl.uint64, bitcast=True)) * _STEP + 1)
+
+
+@triton.jit
+def _gumbel(half):
+    """-log(-log(1 - u)) where u is made of 32 bits, given as uint64."""
+    u = tl.minimum((half.to(tl.uint32).to(tl.float32) + 0.5) * _FINEST, _BELOW_ONE)
+    # A small u decides draws and needs its digits: 2 atanh(z) is log(1 - u) with z = u / (2 - u), negated.
+    z = u / (2.0 - u)
+    s = z * z
+    series = 2.0 * z * (1.0 + s * (1.0 / 3 + s * (1.0 / 5 + s * (1.0 / 7 + s * (1.0 / 9)))))
+    return -tl.log(tl.where(u < 0.25, series, -tl.log(1.0 - u)))
+
+
+@triton.jit
+def _score(logits, temperatures, keys, scores, tokens, vocab, row_stride, temperature_stride, key_stride, greedy_below,
+           BLOCK: tl.constexpr):  # fmt: skip
+    """The best token of a block, and its score."""
+    row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    score = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
+    temperature = tl.load(temperatures + row * temperature_stride)
+    if temperature >= greedy_below:
+        # Two tokens share a word of the generator, whose first output has counter 1.
+        counter = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2) + 1).to(tl.uint64)
+        word = _mix(_key(keys, row, key_stride) + counter * _STEP)
+        noise = tl.interleave(_gumbel(word & 0xFFFFFFFF), _gumbel(word >> 32))
+        score = tl.div_rn(score, tl.zeros_like(score) + temperature) + noise
+    best, where = tl.max(score, 0, return_indices=True)
+    tl.store(scores + row * tl.num_programs(0) + block, best)
+    tl.store(tokens + row * tl.num_programs(0) + block, block * BLOCK + where)
+
+
+@triton.jit
+def _choose(scores, tokens, out, blocks, BLOCKS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
+    score = tl.load(scores + row * blocks + block, mask=block < blocks, other=float("-inf"))
+    _, where = tl.max(score, 0, return_indices=True)
+    tl.store(out + row, tl.load(tokens + row * blocks + where).to(tl.int64))
+
+
+def draw_whole(logits: Tensor, temperature: Tensor, keys: Tensor, greedy_below: float) -> Tensor:
+    """The token of each row that is truncated by nothing: argmax of logits / temperature + G, greedy without noise.
+
+    logits: float32 [rows, vocab], rows contiguous; temperature: float32 [rows], rows under greedy_below are greedy;
+    keys: int64 [rows, 3], seed, choice and position, each row contiguous. Returns int64 [rows]: what sampling.draw
+    returns, up to scores that differ by rounding of the logarithms, less than 1e-5.
+    """
+    rows, vocab = logits.shape
+    blocks = triton.cdiv(vocab, _BLOCK)
+    scores = logits.new_empty(rows, blocks)
+    tokens = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _score[(blocks, rows)](
+        logits,
+        temperature,
+        keys,
+        scores,
+        tokens,
+        vocab,
+        logits.stride(0),
+        temperature.stride(0),
+        keys.stride(0),
+        greedy_below,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    _choose[(rows,)](scores, tokens, out, blocks, BLOCKS=triton.next_power_of_2(blocks), num_warps=1)
+    return out

@@ -1,0 +1,47 @@
+"""The fused draw against sampling.draw; tests/gpu runs the same check compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distspec.kernels.sample import draw_whole
+from distspec.protocol.values import SamplingParams
+from distspec.sampling import GREEDY_BELOW, SamplingRows, draw
+from distspec.sampling.draw import _perturbed
+from tests.unit.kernels.test_elementwise import CPU
+
+pytestmark = pytest.mark.needs("interpreter")
+
+
+def check_draw(rows: int, vocab: int, spread: float, device: torch.device) -> None:
+    """Greedy and sampled rows side by side; another token only where the reference all but ties.
+
+    spread 0: the noise decides alone."""
+    logits = spread * torch.randn(rows, vocab)
+    params = [
+        SamplingParams(
+            max_tokens=1, seed=(2**64 - 3) * row % 2**64, choice=row % 3, temperature=(0.0, 0.6, 1.3)[row % 3]
+        )
+        for row in range(rows)
+    ]
+    keys = SamplingRows.of(params, range(7, 7 + rows), device)
+    got = draw_whole(logits.to(device), keys.temperature, keys.integers[:, 1:], GREEDY_BELOW).cpu()
+    keys = SamplingRows.of(params, range(7, 7 + rows), CPU)
+    scores = _perturbed(logits, keys)
+    lost = scores.amax(dim=-1) - scores.gather(1, got[:, None])[:, 0]
+    assert float(lost.max()) < 1e-5
+    assert int((got != draw(logits, keys)).sum()) <= rows // 100
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 6), st.sampled_from([1, 2, 7, 2048, 4999]), st.sampled_from([0.0, 3.0]))
+def test_the_draw_is_the_reference_s(rows: int, vocab: int, spread: float) -> None:
+    check_draw(rows, vocab, spread, CPU)
+
+
+def test_the_noise_keeps_its_fine_steps_at_both_ends() -> None:
+    """Flat logits over many tokens: the winner has a u near 1, and is found by the tail of the noise alone."""
+    check_draw(40, 4096, 0.0, CPU)
