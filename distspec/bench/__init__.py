@@ -6,11 +6,14 @@ Knows commands; what they measure comes in with them, since most of it imports t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from distspec.cli.options import ConfigName, Overrides
+from distspec.cli.options import Address, ConfigName, Overrides
+
+if TYPE_CHECKING:
+    from distspec.bench.report import Row
 
 app = typer.Typer(
     help="Measure on this machine; every command compares with a peer or a bound of the same run.",
@@ -65,26 +68,70 @@ def measure_overhead(
 
 @app.command("policies")
 def measure_policies(
-    simulate: Annotated[str, typer.Option(help="Curves that ship with the package, as h200-32b-0.6b.")],
-    batch: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,64",
-    acceptance: Annotated[str, typer.Option(help="How often the drafter's first guess is right.")] = "0.5,0.7,0.9",
-    verifiers: Annotated[str, typer.Option(help="Numbers of target workers.")] = "1,2,4",
-    synthetic: Annotated[
-        str | None, typer.Option(help="Instead of --acceptance: of the first, second, third guess, as 0.8,0.1,0.03.")
+    config: ConfigName = "local",
+    prompts: Annotated[str, typer.Option(help="chat, copy, or how many random tokens each prompt has.")] = "chat",
+    repetitions: Annotated[int, typer.Option(min=1, help="Runs of each policy, in turn; medians count.")] = 5,
+    simulate: Annotated[
+        str | None, typer.Option(help="In virtual time instead, by curves that ship, as h200-32b-0.6b.")
     ] = None,
-    trees: Annotated[bool, typer.Option("--trees", help="Also with trees of 64 nodes.")] = False,
-    tokens: Annotated[int, typer.Option(min=60, help="Of the run that counts, of all its requests together.")] = 6000,
-    png: Annotated[Path | None, typer.Option(help="File to draw the speed-ups to.")] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="Simulated: how often the first guess is right. [0.5,0.7,0.9]")
+    ] = None,
+    synthetic: Annotated[
+        str | None, typer.Option(help="Simulated: so often the first, second, third guess is right, as 0.8,0.1,0.03.")
+    ] = None,
+    verifiers: Annotated[str | None, typer.Option(help="Simulated: numbers of target workers. [1,2,4]")] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="Simulated: also with trees of 64 nodes.")] = False,
+    batch: Annotated[str | None, typer.Option(help="Requests that run at once. [1,8; simulated 1,8,64]")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=8, help="Of each request [64]; simulated, of all together [6000].")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
     json: Json = None,
+    address: Address = None,
+    overrides: Overrides = None,
 ) -> None:
-    """Tokens per second of every policy at its own best sizes, in virtual time: no worker is started."""
-    from distspec.bench.policies import draw, numbers, odds, simulated
+    """Every policy on the same prompts and workers: a fleet of its own, started once; or simulated, at best sizes."""
+    from distspec.bench import policies
     from distspec.bench.report import report
 
-    rates = numbers("acceptance", acceptance, 0, 1)
-    chances = [numbers("synthetic", synthetic, 0, 1)] if synthetic else [odds(rate) for rate in rates]
-    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("verifiers", verifiers))]
-    rows = simulated(simulate, sizes[0], chances, sizes[1], tokens, trees)
-    report(rows, json)
+    whole = [int(n) for n in policies.numbers("batch", batch or ("1,8,64" if simulate else "1,8"), 1)]
+    if simulate is not None:
+        chances = policies.chances(acceptance, synthetic)
+        pools = [int(n) for n in policies.numbers("verifiers", verifiers or "1,2,4", 1)]
+        rows = policies.simulated(simulate, whole, chances, pools, tokens or 6000, trees)
+    else:
+        _refuse_simulated(acceptance=acceptance, synthetic=synthetic, verifiers=verifiers, trees=trees)
+        rows = _live(config, overrides, address, whole, prompts, tokens or 64, repetitions)
+    report(rows, json, policies.FIGURES)
     if png is not None:
-        draw(rows, png)
+        from distspec.bench import bars
+
+        (bars.draw_live if simulate is None else bars.draw_simulated)(rows, png)
+
+
+def _refuse_simulated(**options: str | bool | None) -> None:
+    for name, value in options.items():
+        if value:
+            raise typer.BadParameter("goes with --simulate", param_hint=f"--{name}")
+
+
+def _live(
+    config: str,
+    overrides: list[str] | None,
+    address: str | None,
+    batches: list[int],
+    kind: str,
+    tokens: int,
+    repetitions: int,
+) -> list[Row]:
+    """On a fleet of its own; what it cannot run is said on stderr."""
+    from distspec.bench import live
+    from distspec.bench.prompts import prompts
+    from distspec.config import load
+
+    asked = load(config, overrides or ())
+    for name, reason in live.choices(asked)[1].items():
+        typer.echo(f"without {name}: {reason}", err=True)
+    plan = live.Plan(batches, prompts(kind, asked.model.name), kind, tokens, repetitions)
+    return live.measure(asked, plan, address=address)

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
 
 import msgspec
 import torch
 
 from distspec import models
-from distspec.bench.prompts import CHAT
+from distspec.bench.prompts import CHAT, encoded
 from distspec.bench.report import Context, Row, machine, row
 from distspec.config import Config, load
 from distspec.engine import Engine
@@ -38,7 +37,7 @@ def measure(config: Config, threads: int, tokens: int, repetitions: int, *, thro
     tokens the rows' context says how many were equal.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    prompts = _prompts(config.model.name)
+    prompts = encoded(config.model.name, CHAT)
     sizes = {"threads": torch.get_num_threads(), "tokens": tokens, "repetitions": repetitions}
     context = machine("torch", "transformers") | {"model": config.model.name, "dtype": config.model.dtype} | sizes
     peer = transformers_side(config)
@@ -162,12 +161,3 @@ def fleet_side(config: Config) -> Iterator[Side]:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield None
-
-
-def _prompts(model: str) -> list[list[int]]:
-    """Chat prompts by the model's own template, as ids; as they are if it has none."""
-    tokenizer: Any = models.load_tokenizer(model)
-    if tokenizer.chat_template is None:
-        return [list(tokenizer(text)["input_ids"]) for text in CHAT]
-    chats = [[{"role": "user", "content": text}] for text in CHAT]
-    return [list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]

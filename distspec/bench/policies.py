@@ -1,4 +1,4 @@
-"""Policies side by side: rows, and a picture, of every cell of batch, acceptance and verifiers.
+"""Policies side by side in the simulator: rows of every cell of batch, acceptance and verifiers.
 
 Knows cells and names of rows. Does not know how a policy is run.
 """
@@ -12,8 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distspec.bench import simulate
 from distspec.bench.report import Context, Row, machine, row
@@ -21,8 +19,15 @@ from distspec.bench.simulate import CHAINS, TREES, Cell
 from distspec.errors import InvalidValue
 from distspec.sim.timed import Measured
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+FIGURES = {
+    "s/token": "token_s",
+    "accepted/round": "accepted",
+    "hit rate": "hits",
+    "target busy": "target_busy",
+    "drafter busy": "draft_busy",
+    "wasted nodes": "wasted",
+}
+"""What rows of policies tell beside tokens per second: keys of their contexts, as `Measured` has them, by title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,13 @@ class Job:
 def odds(acceptance: float) -> tuple[float, ...]:
     """Of the drafter's guesses: the second and third are right in half and a sixth of what the first leaves."""
     return acceptance, (1 - acceptance) / 2, (1 - acceptance) / 6
+
+
+def chances(acceptance: str | None, synthetic: str | None) -> list[tuple[float, ...]]:
+    """How often guesses of each rank are right, by what the options of these names say. Raises InvalidValue."""
+    if synthetic is not None:
+        return [numbers("synthetic", synthetic, 0, 1)]
+    return [odds(rate) for rate in numbers("acceptance", acceptance or "0.5,0.7,0.9", 0, 1)]
 
 
 def numbers(option: str, text: str, least: float, most: float = math.inf) -> tuple[float, ...]:
@@ -87,35 +99,6 @@ def simulated(
         row(job.name, figures.tokens_s, "tokens/s", plain[job.cell], here | job.synthetic | sizes | asdict(figures))
         for job, (sizes, figures) in measured.items()
     ]
-
-
-def draw(rows: Sequence[Row], file: Path) -> None:
-    """Bars of speed-up over `ar`, one panel per number of verifiers, one group per batch and acceptance."""
-    from matplotlib.figure import Figure
-
-    panels: dict[str, dict[str, dict[str, float]]] = {}
-    for one in rows:
-        _, policy, batch, acceptance, verifiers, *shape = one.name.split("/")
-        groups = panels.setdefault(verifiers, {})
-        groups.setdefault(f"{batch} {acceptance}", {})["/".join([policy, *shape])] = one.ratio
-    picture = Figure(figsize=(12, 3.5 * len(panels)), layout="constrained")
-    for i, (verifiers, groups) in enumerate(panels.items()):
-        axes = picture.add_subplot(len(panels), 1, i + 1)
-        axes.set_title(f"{verifiers.removeprefix('v')} verifier(s)")
-        axes.set_ylabel("tokens/s over ar")
-        _bars(axes, groups)
-    picture.axes[0].legend(ncols=5, fontsize="small")
-    picture.savefig(file)
-
-
-def _bars(axes: Axes, groups: dict[str, dict[str, float]]) -> None:
-    kinds = list(dict.fromkeys(kind for bars in groups.values() for kind in bars))
-    width = 1 / (len(kinds) + 1)
-    for i, kind in enumerate(kinds):
-        at = [group + (i + 0.5) * width for group in range(len(groups))]
-        axes.bar(at, [bars.get(kind, 0.0) for bars in groups.values()], width, label=kind)
-    axes.set_xticks([group + 0.5 for group in range(len(groups))], list(groups))
-    axes.axhline(1.0, color="black", linewidth=0.5)
 
 
 def _jobs(curves: str, cell: Cell, tokens: int, trees: bool) -> Iterator[Job]:

@@ -1,9 +1,18 @@
 """What benches ask: chat prompts whose answers are new text, and copy-heavy ones whose answers repeat the prompt.
 
-Knows texts only. Both kinds matter, since a lookup drafter lives on repetition.
+Knows texts, and how a model reads them. Both kinds matter, since a lookup drafter lives on repetition.
 """
 
 from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distspec.errors import InvalidValue
+
+Prompts = Callable[[int], Sequence[int]]
+"""The i-th prompt as token ids, for any integer i."""
 
 CHAT = (
     "Why is the sky dark at night although there are so many stars?",
@@ -60,3 +69,31 @@ COPY = (
     f"Repeat this text three times:\n{_NOTE.partition('. ')[0]}.",
     f"First copy this list, then copy it again:\n{_LIST}",
 )
+
+
+def prompts(kind: str, model: str) -> Prompts:
+    """`chat` or `copy`, over and over; or a number: so many random ids each, all different, for any model.
+
+    Raises InvalidValue for another kind, ModelNotFound for texts where the model has no tokenizer.
+    """
+    texts = {"chat": CHAT, "copy": COPY}.get(kind)
+    if texts is not None:
+        ids = encoded(model, texts)
+        return lambda i: ids[i % len(ids)]
+    if not kind.isdecimal() or not int(kind):
+        raise InvalidValue("prompts", kind, "chat, copy, or how many random tokens each has")
+    from distspec.models import ModelConfig, model_folder
+
+    vocabulary, length = range(ModelConfig.from_pretrained(model_folder(model)).vocab_size), int(kind)
+    return lambda i: random.Random(str(i)).choices(vocabulary, k=length)  # of a number it drops the sign
+
+
+def encoded(model: str, texts: Sequence[str]) -> list[list[int]]:
+    """What a user says, by the model's own chat template, as ids; the texts as they are if it has none."""
+    from distspec.models import load_tokenizer
+
+    tokenizer: Any = load_tokenizer(model)
+    if tokenizer.chat_template is None:
+        return [list(tokenizer(text)["input_ids"]) for text in texts]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    return [list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+_WIDE = 160
+"""Columns of a table that goes to a file or a pipe."""
+
 Context = dict[str, str | int | float]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure. reference: the peer's, or the bound, of the same run. ratio: value / reference.
+    """One figure. reference: the peer's, or the bound, of the same run. ratio: value / reference, or of runs in turn
+    the median of their ratios.
 
     context: machine, versions and sizes.
     """
@@ -48,18 +54,21 @@ def machine(*packages: str) -> Context:
     }
 
 
-def report(rows: Sequence[Row], file: Path | None) -> None:
-    """Print the rows and, if asked, write them to a file."""
+def report(rows: Sequence[Row], file: Path | None, also: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Print the rows and, if asked, write them to a file. also: further columns, numbers of contexts, by heading."""
     if file is not None:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")
     table = Table()
-    table.add_column("name")
+    table.add_column("name", no_wrap=True)
     for head in ("value", "reference", "ratio"):
         table.add_column(head, justify="right")
     table.add_column("unit")
+    for head in also:
+        table.add_column(head, justify="right")
     for one in rows:
-        table.add_row(one.name, f"{one.value:.4g}", f"{one.reference:.4g}", f"{one.ratio:.2f}", one.unit)
-    Console().print(table)
+        further = [f"{one.context[key]:.3g}" for key in also.values()]
+        table.add_row(one.name, f"{one.value:.4g}", f"{one.reference:.4g}", f"{one.ratio:.2f}", one.unit, *further)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def _processor() -> str:

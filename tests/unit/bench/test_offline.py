@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from distspec.bench.offline import BATCHES, Side, compare, desk_side, equal_share, transformers_side
-from distspec.bench.prompts import CHAT, COPY
 from distspec.config import Config, load
 from distspec.models import random_model, save_pretrained
 from tests.shapes import LLAMA
@@ -46,7 +45,3 @@ def test_a_rate_is_tokens_by_time_and_the_reference_is_the_peers() -> None:
 
 def test_equal_tokens_count_up_to_the_first_difference() -> None:
     assert equal_share([[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 9, 4], [5, 6, 7, 8]]) == 6 / 8
-
-
-def test_prompts_are_enough_and_all_different() -> None:
-    assert len(CHAT) == len(set(CHAT)) == len(COPY) == len(set(COPY)) == 20

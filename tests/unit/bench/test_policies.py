@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from distspec.bench import app
-from distspec.bench.policies import draw, numbers, odds
+from distspec.bench.bars import draw_simulated
+from distspec.bench.policies import numbers, odds
 from distspec.bench.report import Row
 from distspec.bench.simulate import Cell, hardware, measure
 from distspec.errors import InvalidValue
@@ -61,5 +62,5 @@ def test_the_command_writes_a_row_per_policy_and_a_picture(tmp_path: Path) -> No
     assert read[0].ratio == 1.0
     assert read[0].value == pytest.approx(1 / 0.0051, rel=0.01)
     assert read[1].ratio > 1.0
-    draw(read, picture)
+    draw_simulated(read, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,287 @@
+"""Every policy on one real fleet: the same prompts and workers, in turn, while nothing else runs there.
+
+Knows what each policy is asked for, and what clients and the coordinator's counters say of a run. Does not know how
+rows are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
+from statistics import mean, median
+from typing import get_args
+
+from msgspec import structs
+
+from distspec.bench.offline import equal_share
+from distspec.bench.prompts import Prompts
+from distspec.bench.report import Context, Row, machine
+from distspec.config import Config, PolicyName
+from distspec.errors import InvalidValue
+from distspec.metrics import Family
+from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
+from distspec.sim.timed import Measured
+from distspec.workers.client import Client
+from distspec.workers.fleet import FleetHandle
+
+TARGETS = ("decode", "verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy as requests choose it. name: of its rows. steps: drafted levels, None as configured."""
+
+    name: str
+    policy: PolicyName
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """batches: numbers of requests that run at once, each of so many tokens. label: what the prompts are."""
+
+    batches: Sequence[int]
+    prompts: Prompts
+    label: str
+    tokens: int
+    repetitions: int
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one client got. arrivals: (moment in seconds, how many tokens came)."""
+
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The coordinator's counters at a moment: seconds that targets and drafters were busy, drafted nodes judged."""
+
+    target_s: float
+    drafter_s: float
+    judged: float
+
+    @classmethod
+    def of(cls, families: Iterable[Family]) -> Counted:
+        known = {family.name: family.samples for family in families}
+        busy = {(s.labels["worker"], s.labels["model"]): s.value for s in known["distspec_busy_seconds_total"]}
+        return cls(
+            sum(s for (worker, model), s in busy.items() if model == "target" and worker.startswith(TARGETS)),
+            sum(s for (_, model), s in busy.items() if model == "drafter"),
+            sum(sample.value for sample in known["distspec_judged_nodes_total"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy, once, with all requests of a batch."""
+
+    streams: Sequence[Stream]
+    took_s: float
+    before: Counted
+    after: Counted
+
+    def figures(self, config: Config) -> Measured:
+        """As a simulated run has them. Tokens per second: while all requests ran. Busy shares are of the whole run:
+        of decode and verify workers, and of the workers that draft."""
+        pools, local = config.pools, config.speculation.placement == "local"
+        rate = steady_rate([stream.arrivals for stream in self.streams])
+        usages = [stream.usage for stream in self.streams]
+        rounds = max(1, sum(usage.rounds for usage in usages))
+        accepted = sum(usage.accepted for usage in usages)
+        judged = self.after.judged - self.before.judged
+        drafters = pools.decode.replicas if local else max(1, pools.draft.replicas)
+        return Measured(
+            tokens_s=rate,
+            token_s=len(self.streams) / rate,
+            accepted=accepted / rounds,
+            hits=sum(usage.hits for usage in usages) / rounds,
+            target_busy=self._share(self.before.target_s, self.after.target_s, _targets(config)),
+            draft_busy=self._share(self.before.drafter_s, self.after.drafter_s, drafters),
+            wasted=1 - min(accepted, judged) / judged if judged else 0.0,
+        )
+
+    def _share(self, before_s: float, after_s: float, workers: int) -> float:
+        return (after_s - before_s) / self.took_s / workers
+
+
+def choices(config: Config) -> tuple[list[Choice], dict[str, str]]:
+    """What the fleet of a configuration can run, `ar` first, and why it cannot run the rest.
+
+    `sd112` drafts one token a round. Raises InvalidValue without `ar`, which all are compared with.
+    """
+    spec = config.speculation
+    if "ar" not in config.policies:
+        raise InvalidValue("speculation.allowed_policies", list(config.policies), "ar, which all are compared with")
+    able: list[Choice] = []
+    refused: dict[str, str] = {}
+    for policy in get_args(PolicyName):
+        variants = [Choice(policy, policy), *([Choice("sd112", policy, steps=1)] if policy == "sd" else [])]
+        for choice in variants:
+            reason = _why_not(config, choice)
+            if reason is None:
+                able.append(choice)
+            elif spec.drafter != "none":
+                refused[choice.name] = reason
+    return able, refused
+
+
+def measure(config: Config, plan: Plan, *, address: str | None = None) -> list[Row]:
+    """Rows `policies/{policy}/b{batch}/{label}` in tokens per second, against `ar` of the same repetition; their names
+    end in `/a{acceptance}` where guesses are made up.
+
+    A fleet of its own is started once. Each repetition has prompts of its own, which all policies are given in turn,
+    back and forth, so that what drifts hits all alike; their KV is cached before. value: the median repetition's;
+    ratio: the median of ratios. Raises ConfigError, FleetError, or RequestError for requests that do not fit.
+    """
+    from distspec.serving.cluster import cluster
+    from distspec.serving.connect import launch
+
+    able, _ = choices(config)
+    slots = config.pools.decode.replicas * config.engine.max_num_seqs
+    if max(plan.batches) > slots:
+        raise InvalidValue("batch", max(plan.batches), f"at most {slots}, the engine.max_num_seqs of decode workers")
+    config = structs.replace(config, name=f"{config.name}-bench")
+    with ExitStack() as stack:
+        stack.enter_context(cluster(address))
+        handle = launch(config)
+        stack.callback(handle.shutdown)
+        runs = asyncio.run(_all(handle, able, plan))
+    here = context(config, plan)
+    return [one for batch in plan.batches for one in rows(runs[batch], config, plan, batch, here)]
+
+
+def rows(runs: dict[str, list[Run]], config: Config, plan: Plan, batch: int, here: Context) -> list[Row]:
+    """One row per policy. runs: by policy, in the order of repetitions."""
+    figures = {name: [run.figures(config) for run in several] for name, several in runs.items()}
+    tokens = {name: [[stream.tokens for stream in run.streams] for run in several] for name, several in runs.items()}
+    plain = [one.tokens_s for one in figures["ar"]]
+    made_up = config.speculation.synthetic_acceptance
+    label = plan.label if made_up is None else f"{plan.label}/a{made_up[0]:g}"
+    out = []
+    for name, several in figures.items():
+        middle = Measured(*(median(getattr(one, f.name) for one in several) for f in fields(Measured)))
+        ratio = median(one.tokens_s / reference for one, reference in zip(several, plain, strict=True))
+        same = mean(equal_share(*pair) for pair in zip(tokens[name], tokens["ar"], strict=True))
+        facts = here | asdict(middle) | {"equal_tokens": same}
+        row_name = f"policies/{name}/b{batch}/{label}"
+        out.append(Row(row_name, middle.tokens_s, "tokens/s", median(plain), ratio, facts))
+    return out
+
+
+def steady_rate(arrivals: Sequence[Sequence[tuple[float, int]]]) -> float:
+    """Tokens per second of all streams together, from when the last of them has begun until the first one ends.
+
+    Raises InvalidValue if there is no such time.
+    """
+    begin_s = max(stream[0][0] for stream in arrivals)
+    end_s = min(stream[-1][0] for stream in arrivals)
+    if end_s <= begin_s:
+        raise InvalidValue("tokens", "too few", "more: the first request ended before the last one had begun")
+    counted = sum(count for stream in arrivals for moment, count in stream if begin_s < moment <= end_s)
+    return counted / (end_s - begin_s)
+
+
+def context(config: Config, plan: Plan) -> Context:
+    """Machine, versions, model and sizes; whether tokens were made up."""
+    import torch
+
+    spec, engine = config.speculation, config.engine
+    facts: Context = {"model": config.model.name, "dtype": config.model.dtype, "drafter": spec.drafter}
+    facts |= {"placement": spec.placement, "tokens": plan.tokens, "repetitions": plan.repetitions}
+    facts |= {f"{name} workers": getattr(config.pools, name).replicas for name in (*TARGETS, "draft")}
+    if spec.draft_model is not None:
+        facts["draft_model"] = spec.draft_model
+    if spec.synthetic_acceptance is not None:
+        facts["synthetic"] = ",".join(f"{share:.4g}" for share in spec.synthetic_acceptance)
+    if engine.device != "cpu" and torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return machine("torch", "ray", "msgspec") | facts | {"reference": "ar, median over repetitions"}
+
+
+# -- on the fleet ----------------------------------------------------------------------------------
+
+
+async def _all(handle: FleetHandle, able: Sequence[Choice], plan: Plan) -> dict[int, dict[str, list[Run]]]:
+    """By batch and policy, in the order of repetitions."""
+    client = handle.client()
+    await client.start()
+    try:
+        return {batch: await _cell(handle, client, able, plan, batch) for batch in plan.batches}
+    finally:
+        await client.close()
+
+
+async def _cell(
+    handle: FleetHandle, client: Client, able: Sequence[Choice], plan: Plan, batch: int
+) -> dict[str, list[Run]]:
+    runs: dict[str, list[Run]] = {choice.name: [] for choice in able}
+    for choice in able:  # so that nothing is done for the first time; their prompts are others
+        await _run(handle, client, choice, plan, range(-batch, 0))
+    for repetition in range(plan.repetitions):
+        numbers = range(repetition * batch, (repetition + 1) * batch)
+        prefill = structs.replace(_params(plan, 0), max_tokens=1)
+        await asyncio.gather(*(_stream(client, plan.prompts(i), prefill, able[0]) for i in numbers))
+        for choice in able if repetition % 2 == 0 else reversed(able):
+            runs[choice.name].append(await _run(handle, client, choice, plan, numbers))
+    return runs
+
+
+def _params(plan: Plan, number: int) -> SamplingParams:
+    """Greedy, whatever the end-of-sequence token says. The seed decides tokens that are made up."""
+    return SamplingParams(max_tokens=plan.tokens, temperature=0.0, seed=number % (1 << 32))
+
+
+async def _run(handle: FleetHandle, client: Client, choice: Choice, plan: Plan, numbers: range) -> Run:
+    await _rest(handle)
+    before = Counted.of(await handle.metrics())
+    began_s = time.perf_counter()
+    streams = await asyncio.gather(*(_stream(client, plan.prompts(i), _params(plan, i), choice) for i in numbers))
+    took_s = time.perf_counter() - began_s
+    return Run(streams, took_s, before, Counted.of(await handle.metrics()))
+
+
+async def _stream(client: Client, prompt: Sequence[int], params: SamplingParams, choice: Choice) -> Stream:
+    stream = Stream()
+    speculation = SpeculationChoice(policy=choice.policy, num_speculative_tokens=choice.steps)
+    async for output in client.submit(prompt, params, speculation):
+        if output.tokens:
+            stream.arrivals.append((time.perf_counter(), len(output.tokens)))
+            stream.tokens += output.tokens
+        stream.usage = output.usage or stream.usage
+    return stream
+
+
+async def _rest(handle: FleetHandle) -> None:
+    """Until the workers have let go of everything, so that no run pays for the one before."""
+    while True:
+        workers = (await handle.status())["workers"].values()
+        if not any(worker["open"] for worker in workers):
+            return
+        await asyncio.sleep(0.01)
+
+
+# -- helpers ---------------------------------------------------------------------------------------
+
+
+def _why_not(config: Config, choice: Choice) -> str | None:
+    spec = config.speculation
+    if choice.policy not in config.policies:
+        return "not in speculation.allowed_policies"
+    if choice.name == "sd112" and spec.topk > 1:
+        return f"speculation.topk is {spec.topk}, its rounds draft one token"
+    if spec.placement == "local" and choice.policy not in ("ar", "sd", "auto"):
+        return "the drafter sits in the worker that verifies (speculation.placement=local)"
+    if choice.policy == "bvsp" and _targets(config) < 2:
+        return "it wants a second target worker; with one it is ssd"
+    return None
+
+
+def _targets(config: Config) -> int:
+    return config.pools.decode.replicas + config.pools.verify.replicas
