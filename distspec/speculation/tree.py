@@ -6,11 +6,13 @@ Knows tokens and parents. Does not know workers, time, or why a node was drafted
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
+
+from msgspec import Struct
 
 from distspec.protocol.odds import share
 
@@ -18,8 +20,7 @@ UNKNOWN = 0.5
 """How likely a node is taken to be where nobody has an opinion; each further rank halves it."""
 
 
-@dataclass(slots=True)
-class TreeNode:
+class TreeNode(Struct):
     """A token below the root. rank: among its siblings as drafted, 0 the best guess. score: log-probability given its
     parent as the drafter sees it, None without an opinion. outcome: what the target draws after its path, None until
     a verdict came. level: its place in the text, counted from the first root. children: ids by token, by rank."""
@@ -30,7 +31,7 @@ class TreeNode:
     rank: int = 0
     score: float | None = None
     outcome: int | None = None
-    children: dict[int, int] = field(default_factory=dict)
+    children: dict[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class Tree:
         has `most` nodes already, or `deepest` levels below its root, new ones are left out, and what would hang below
         them. Returns the node id of each token, None where it was left out; new ids are consecutive.
         """
-        nodes, ids = self.nodes, list[int | None]()
-        deepest += nodes[self.root].level
+        nodes, top = self.nodes, self.nodes[self.root].level
+        ids, levels, deepest = list[int | None](), list[int](), top + deepest
         for i, (token, index) in enumerate(zip(tokens, parents, strict=True)):
             parent = leaf if index < 0 else ids[index]
             node = None
@@ -94,8 +95,13 @@ class Tree:
                 above = nodes[parent]
                 node = above.children.get(token)
                 if node is None and len(nodes) <= most and above.level < deepest:
-                    node = self._new(parent, above, token, scores[i] if scores else None)
+                    node, self._next = self._next, self._next + 1
+                    score = scores[i] if scores else None
+                    nodes[node] = TreeNode(token, parent, above.level + 1, len(above.children), score)
+                    above.children[token] = node
+                    levels.append(above.level - top)
             ids.append(node)
+        self._widen(levels)
         return ids
 
     def judge(self, node: int, outcome: int) -> bool:
@@ -174,17 +180,12 @@ class Tree:
     def token(self, node: int) -> int:
         return self.nodes[node].token
 
-    def _new(self, id: int, parent: TreeNode, token: int, score: float | None) -> int:
-        """Hang a node below the parent of this id."""
-        node, siblings = self._next, parent.children
-        self._next += 1
-        self.nodes[node] = TreeNode(token, id, parent.level + 1, len(siblings), score)
-        siblings[token] = node
-        row = parent.level - self.nodes[self.root].level
-        if row == len(self._widths):
-            self._widths.append(0)
-        self._widths[row] += 1
-        return node
+    def _widen(self, levels: list[int]) -> None:
+        """Count new nodes, by their levels: those of parents before those of children."""
+        for level, more in Counter(levels).items():
+            if level == len(self._widths):
+                self._widths.append(0)
+            self._widths[level] += more
 
     def _plant(self, token: int, level: int) -> None:
         """A fresh root."""
@@ -193,11 +194,13 @@ class Tree:
 
     def _take_out(self, tops: list[int]) -> tuple[int, ...]:
         """Remove these nodes below the root, and all that hangs below them; who that is, parents first."""
-        gone, top = tops, self.nodes[self.root].level + 1
+        gone, levels, top = tops, list[int](), self.nodes[self.root].level + 1
         for node in gone:
             known = self.nodes.pop(node)
             gone.extend(known.children.values())
-            self._widths[known.level - top] -= 1
+            levels.append(known.level - top)
+        for level, less in Counter(levels).items():
+            self._widths[level] -= less
         while self._widths and not self._widths[-1]:
             self._widths.pop()
         return tuple(gone)
