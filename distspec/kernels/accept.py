@@ -74,7 +74,7 @@ def accept_and_move(
     path = torch.empty_like(tokens)
     counts, last = torch.empty(2, slots, dtype=torch.int64, device=tokens.device)
     padded = max(2, triton.next_power_of_2(nodes))
-    block = min(triton.next_power_of_2(width), max(32, 8192 // padded))
+    block = min(triton.next_power_of_2(width), max(32, 4096 // padded))
     _kernel[(slots, count)](
         tokens,
         parents,

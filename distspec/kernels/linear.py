@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from distspec.kernels.norm import rms_norm_reference
-from distspec.kernels.tiles import Tile, tile
+from distspec.kernels.tiles import Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +159,19 @@ def linear(
     gated: bool = False,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    shape: Tile | None = None,
+    shape: Tile,
 ) -> Tensor:
     """norm(x) times weight transposed, plus bias and residual; gated: silu of the first half times the second.
 
     x: [rows, inputs], contiguous; weight: [outputs, inputs], or [2 * outputs, inputs] if gated, contiguous, of x's
-    dtype; bias: [outputs]; residual: [rows, outputs]. shape: how the work is cut up, by default what is fastest.
+    dtype; bias: [outputs]; residual: [rows, outputs]. shape: how the work is cut up, see tiles.tile.
     Accumulated in float32. Returns [rows, outputs] in out_dtype, x's by default.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    cut = shape or tile(rows, outputs, inputs, gated)
     out = x.new_empty(rows, outputs, dtype=out_dtype or x.dtype)
-    kernel = _one_row if cut.rows == 1 else _some_rows if cut.split == 1 else _shared_rows
-    kernel[(triton.cdiv(outputs, cut.outputs), triton.cdiv(rows, cut.rows))](
+    kernel = _one_row if shape.rows == 1 else _some_rows if shape.split == 1 else _shared_rows
+    kernel[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows))](
         x,
         weight,
         norm.weight if norm else x,
@@ -183,17 +182,17 @@ def linear(
         norm.eps if norm else 0.0,
         outputs,
         inputs,
-        M=cut.rows,
-        N=cut.outputs,
-        K=cut.inputs,
-        SPLIT=cut.split,
-        STAGES=cut.stages,
-        EVEN=outputs % cut.outputs == 0 and inputs % (cut.inputs * cut.split) == 0,
+        M=shape.rows,
+        N=shape.outputs,
+        K=shape.inputs,
+        SPLIT=shape.split,
+        STAGES=shape.stages,
+        EVEN=outputs % shape.outputs == 0 and inputs % (shape.inputs * shape.split) == 0,
         NORM=norm is not None,
         BIAS=bias is not None,
         GATED=gated,
         ADD=residual is not None,
-        num_warps=cut.warps,
+        num_warps=shape.warps,
     )
     return out
 

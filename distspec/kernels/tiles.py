@@ -22,7 +22,7 @@ class Tile:
     warps: int
 
 
-def tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
+def tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile | None:
     """What to use for x [rows, inputs] times a matrix with so many outputs; gated: with as many gates on top."""
     if rows == 1:
         return Tile(1, 4, 1024, 1, 3, 4)

@@ -9,16 +9,20 @@ their overhead on a CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distspec.models.base import Attend, Taps
+from distspec.models.base import Attend, Paged, Taps
 from distspec.models.config import ModelConfig, RopeScaling
 from distspec.models.product import Matrix
+
+if TYPE_CHECKING:
+    from distspec.models.fused import FusedStack
 
 Parts = dict[str, tuple[int, ...]]
 """Checkpoint tensors, by name, whose rows one below the other make one parameter, with their shapes."""
@@ -64,17 +68,26 @@ class Head:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
-        # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
-        self._matrix = Matrix(weight.float() if weight.device.type == "cpu" else weight)
+        self._product = _head_product(weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size], accumulated and kept in float32.
 
         Rounding logits to half precision makes ties, which would decide tokens.
         """
-        if hidden.is_cuda and hidden.dtype != torch.float32:
-            return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
-        return self._matrix(hidden.float())
+        return self._product(hidden)
+
+
+def _head_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    if fusible(weight):
+        from distspec.kernels.product import Product
+
+        return Product(weight, out_dtype=torch.float32)
+    if weight.is_cuda and weight.dtype != torch.float32:
+        return lambda hidden: torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.
+    matrix = Matrix(weight.float())
+    return lambda hidden: matrix(hidden.float())
 
 
 def parameters(config: ModelConfig) -> dict[str, Parts]:
@@ -127,9 +140,17 @@ class Llama:
         self.layers = [make_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
         self.attention_norms = [weights[f"layers.{i}.attention_norm"] for i in range(config.num_layers)]
         self.rope = rope_table(config).to(self.embedding.device, self.dtype)
+        self._fused = self._fuse() if fusible(self.embedding) else None
+
+    def _fuse(self) -> FusedStack:
+        from distspec.models.fused import FusedStack  # imports Triton
+
+        return FusedStack(self.config, self.weights, self.rope)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, taps: Taps | None = None) -> Tensor:
         """tokens, positions: int64 [rows], positions below config.max_position. Returns hidden [rows, hidden_size]."""
+        if self._fused is not None and isinstance(attend, Paged):
+            return self._fused.forward(tokens, positions, attend, taps)
         x = F.embedding(tokens, self.embedding)
         rope = rotation(self.rope, positions)
         for i, (layer, norm) in enumerate(zip(self.layers, self.attention_norms, strict=True)):
@@ -143,6 +164,14 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size]."""
         return self.head(hidden)
+
+
+def fusible(weight: Tensor) -> bool:
+    """Whether the kernels of distspec.kernels take weights of this dtype on this device. In float32 they would buy
+    little and cost the equality with a CPU."""
+    if not weight.is_cuda or weight.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return torch.cuda.get_device_capability(weight.device) >= (8, 0)
 
 
 def make_layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) -> Layer:

@@ -54,6 +54,11 @@ class SamplingRows:
         )
 
     @property
+    def truncated(self) -> bool:
+        """Some row allows fewer tokens than there are."""
+        return bool(self.max_top_k) or self.any_top_p or self.any_min_p
+
+    @property
     def temperature(self) -> Tensor:
         return self.reals[:, 0]
 
@@ -90,6 +95,10 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     The same keys and logits give the same token on every worker (drafter-invariant coupling,
     arXiv 2408.07978).
     """
+    if logits.is_cuda and not rows.truncated:
+        from distspec.kernels.sample import draw_whole  # imports Triton
+
+        return draw_whole(logits, rows.temperature, rows.integers[:, 1:], GREEDY_BELOW)
     if not rows.sampled:
         return logits.argmax(dim=-1)
     return _perturbed(logits, rows).argmax(dim=-1)
@@ -103,7 +112,7 @@ def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]
     its log p. What truncation forbids follows, by probability: the target's own truncation may allow it.
     """
     scores = _perturbed(logits, rows)
-    if rows.max_top_k or rows.any_top_p or rows.any_min_p:
+    if rows.truncated:
         scores = _append_forbidden(scores, logits, rows)
     top = torch.log_softmax(scores, dim=-1).topk(most, dim=-1)
     return top.indices, top.values

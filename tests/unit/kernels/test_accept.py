@@ -28,11 +28,13 @@ def check_accept(seed: int, slots: int, nodes: int, width: int, device: torch.de
         own = [free.pop() for _ in range(2 * nodes)]
         targets.append(own[:nodes])
         sources.append(own[:nodes] if draw.random() < 0.5 else own[nodes:])
-    arguments = [torch.tensor(rows, device=device) for rows in (tokens, parents, outcomes, sources, targets)]
+    trees = [torch.tensor(rows, device=device) for rows in (tokens, parents, outcomes)]
+    moves = [torch.tensor(rows, device=device) for rows in (sources, targets)]
     pools = [torch.randn(planes, 4 * slots * nodes, width).to(device, dtype)]
     pools.append(pools[0].clone())
-    got = accept_and_move(*arguments, pools[0])
-    want = accept_and_move_reference(*arguments, pools[1])
+    got, want = (
+        call(trees[0], trees[1], trees[2], moves[0], moves[1], pool) for call, pool in zip(CALLS, pools, strict=True)
+    )
     for one, other in zip(got, want, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(pools[0], pools[1])

@@ -51,11 +51,12 @@ def check_rope(
     write = torch.randperm(places)[:rows].to(device)
     if rows > 1:
         write[-1] = -1
-    norms = HeadNorms(*(1 + 0.1 * torch.randn(2, dim)).to(device, dtype), eps=1e-6) if normed else None
+    gains = (1 + 0.1 * torch.randn(2, dim)).to(device, dtype)
+    norms = HeadNorms(gains[0], gains[1], eps=1e-6) if normed else None
     pools = [torch.full((2, places, kv_heads, dim), 7.0, device=device, dtype=dtype) for _ in range(2)]
     table = table.to(device, dtype)
-    got = rope_and_write(qkv, table, positions, write, *pools[0], norms)
-    want = rope_and_write_reference(qkv, table, positions, write, *pools[1], norms)
+    got = rope_and_write(qkv, table, positions, write, pools[0][0], pools[0][1], norms)
+    want = rope_and_write_reference(qkv, table, positions, write, pools[1][0], pools[1][1], norms)
     close(got / 3, want / 3)
     close(pools[0] / 3, pools[1] / 3)
     untouched = torch.ones(places, dtype=torch.bool, device=device)

@@ -23,7 +23,7 @@ def check_linear(
     after: str,
     device: torch.device,
     dtype: torch.dtype,
-    shape: Tile | None = None,
+    shape: Tile,
 ) -> None:
     """sizes: outputs and inputs. after: bias, gated or residual."""
     outputs, inputs = sizes
