@@ -32,9 +32,8 @@ def check_accept(seed: int, slots: int, nodes: int, width: int, device: torch.de
     moves = [torch.tensor(rows, device=device) for rows in (sources, targets)]
     pools = [torch.randn(planes, 4 * slots * nodes, width).to(device, dtype)]
     pools.append(pools[0].clone())
-    got, want = (
-        call(trees[0], trees[1], trees[2], moves[0], moves[1], pool) for call, pool in zip(CALLS, pools, strict=True)
-    )
+    got = accept_and_move(trees[0], trees[1], trees[2], moves[0], moves[1], pools[0])
+    want = accept_and_move_reference(trees[0], trees[1], trees[2], moves[0], moves[1], pools[1])
     for one, other in zip(got, want, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(pools[0], pools[1])
