@@ -69,6 +69,9 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
 FEATURE_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash")
 """Drafters that read the target's features."""
 
+MODEL_DRAFTERS = ("standalone", *FEATURE_DRAFTERS)
+"""Drafters that have a model, named by speculation.draft_model."""
+
 
 class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt lookup: the latest match of the longest suffix, from max_n tokens down to min_n."""
@@ -195,6 +198,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         """The policies that a request may choose."""
         return self.speculation.allowed_policies if self.speculation.drafter != "none" else ("ar",)
 
+    @property
+    def reads_remotely(self) -> bool:
+        """Draft workers read features, which targets send them."""
+        return self.speculation.placement == "pool" and self.speculation.drafter in FEATURE_DRAFTERS
+
     def max_model_len(self, max_position: int) -> int:
         """The longest request in tokens: as configured, or what the model takes and the configured pages hold."""
         if self.model.max_model_len is not None:
@@ -243,13 +251,10 @@ def check(config: Config) -> None:
         raise InvalidValue("pools.decode.replicas", pools.decode.replicas, "at least 1")
     if spec.policy not in spec.allowed_policies:
         raise InvalidValue("speculation.policy", spec.policy, f"one of allowed_policies {list(spec.allowed_policies)}")
-    if spec.drafter not in ("none", "ngram", "suffix") and not spec.draft_model:
+    if spec.drafter in MODEL_DRAFTERS and not spec.draft_model:
         raise InvalidValue("speculation.draft_model", None, f"a model for the drafter `{spec.drafter}`")
     if spec.drafter == "none" and spec.policy != "ar":
         raise InvalidValue("speculation.drafter", "none", f"a drafter for policy {spec.policy} (ngram needs no model)")
-    if spec.placement == "pool" and spec.drafter in FEATURE_DRAFTERS:
-        need = f"local: `{spec.drafter}` reads the target's features, which do not reach the draft pool yet"
-        raise InvalidValue("speculation.placement", "pool", need)
     if spec.placement == "pool" and spec.drafter != "none" and spec.policy != "ar" and pools.draft.replicas < 1:
         raise InvalidValue("pools.draft.replicas", 0, "at least 1, or speculation.placement=local")
     if spec.drafter == "none" and pools.draft.replicas:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from distspec.errors import ConfigError, InvalidValue
-from distspec.models.checkpoint import Checkpoint, digest_of, write_files
+from distspec.models.checkpoint import Checkpoint, digest_of, load_folder, write_files
 from distspec.models.config import ModelConfig, read_tree
 from distspec.models.dflash import Dflash, DflashConfig
 from distspec.models.draft import Target
@@ -24,6 +24,7 @@ from distspec.models.eagle import Eagle, EagleConfig
 from distspec.models.eagle3 import Eagle3, Eagle3Config
 from distspec.models.llama import Head, parameters, random_weights
 from distspec.models.mtp import Mtp, MtpConfig
+from distspec.models.shapes import weights_seed
 
 DraftConfig = EagleConfig | Eagle3Config | MtpConfig | DflashConfig
 DraftModel = Eagle | Eagle3 | Mtp | Dflash
@@ -64,6 +65,8 @@ def read_draft(kind: str, folder: str | Path, target: ModelConfig) -> DraftConfi
 
 def load_target(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Target:
     """The parts that draft models borrow, of a target that is not loaded here. Raises as models.load_model."""
+    if weights_seed(folder) is not None:
+        return Target.of(load_folder(folder, dtype=dtype, device=device))  # drawn in one order, so all of them
     config, checkpoint = ModelConfig.from_pretrained(folder), Checkpoint(folder)
     table = {name: parts for name, parts in parameters(config).items() if name in ("embedding", "norm", "head")}
     own = {name: checkpoint.parameter(parts, dtype, device) for name, parts in table.items()}

@@ -29,6 +29,7 @@ from distspec.protocol.messages import (
     Refused,
     Revoke,
     Revoked,
+    SendFeatures,
     SendKV,
     TransferLost,
     Verdict,
@@ -37,7 +38,7 @@ from distspec.protocol.messages import (
 from distspec.protocol.values import SamplingParams
 from distspec.rounds.admission import Admission
 from distspec.rounds.drafting import DraftDesk
-from distspec.rounds.features import features
+from distspec.rounds.features import features, reader
 from distspec.rounds.held import Held, Holdings
 from distspec.rounds.lease import begin, draft
 from distspec.rounds.round import Round
@@ -286,14 +287,25 @@ class Desk:
 
         Raises TransferFailed if they are not held here.
         """
-        held = self._held.get(message.request)
-        if held is None or message.epoch < held.epoch or held.receiving is not None:
-            raise TransferFailed(f"request {message.request} is not held here (ticket {message.ticket})")
+        held = self._source(message)
         length = self._engine.sequence(held.slot).length
         if length < message.start + message.length:
             raise TransferFailed(f"request {message.request} has KV of {length} tokens (ticket {message.ticket})")
         held.tickets[message.ticket] = self._clock()
         return held.slot
+
+    def features_of(self, message: SendFeatures) -> Callable[[range], Tensor]:
+        """See rounds.features.reader. It may read until `sent`, even if a Drop comes."""
+        held = self._source(message)
+        read = reader(self._engine, held.slot, message)
+        held.tickets[message.ticket] = self._clock()
+        return read
+
+    def _source(self, message: SendKV | SendFeatures) -> Held:
+        held = self._held.get(message.request)
+        if held is None or message.epoch < held.epoch or held.receiving is not None:
+            raise TransferFailed(f"request {message.request} is not held here (ticket {message.ticket})")
+        return held
 
     def sent(self, request: int, ticket: int) -> None:
         """The ticket reads no more, whether it succeeded or not."""

@@ -16,6 +16,7 @@ from distspec.drafters.base import Drafter, DraftRow, Proposal, taps_of
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import Draft, Drafted, Drop, Fault, Freed, Refused
 from distspec.protocol.values import SamplingParams
+from distspec.rounds.arrivals import Arrivals
 
 
 @dataclass(slots=True)
@@ -41,8 +42,8 @@ Reader = Callable[[int, int, Sequence[int]], Tensor]
 
 
 class DraftDesk:
-    """Answers Draft messages. quick: the fallback drafter, which answers those that ask for it, at once. read: for a
-    drafter that wants features.
+    """Answers Draft messages. quick: the fallback drafter, which answers those that ask for it, at once. For a drafter
+    that wants features: `read`s them where the target is, or waits for `arrivals`.
 
     The drafter goes on in slices, as long as the draft that wants least, so that what arrives meanwhile joins in.
     """
@@ -53,10 +54,12 @@ class DraftDesk:
         clock: Callable[[], float],
         quick: Drafter | None = None,
         read: Reader | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self._drafters = (drafter, quick) if quick is not None else (drafter,)
         self._clock = clock
-        self._read = read if taps_of(drafter) else None
+        self._arrivals = arrivals if taps_of(drafter) else None
+        self._read = self._arrivals.take if self._arrivals is not None else read if taps_of(drafter) else None
         self._texts: dict[int, _Text] = {}
         self._turns: dict[int, _Turn] = {}
 
@@ -70,12 +73,13 @@ class DraftDesk:
             known = self.forget(message.request)
             return [Freed(request=message.request, epoch=message.epoch)] if known else []
         if message.keep and message.request not in self._texts:
+            self._decline(message)
             return []
         try:
             self.take(message)
         except IllegalTransition:
-            self.forget(message.request)
-            return [Refused(request=message.request, epoch=message.epoch, reason="state", task=message.task)]
+            self._decline(message)
+            return [self._refuse(message, "state")]
         return []
 
     def take(self, message: Draft) -> None:
@@ -89,6 +93,8 @@ class DraftDesk:
             text = _Text(message.params)
         if text is None or not 0 <= message.keep <= len(text.tokens):
             raise IllegalTransition(f"request {message.request}: no text to keep {message.keep} tokens of")
+        if self._arrivals is not None:
+            self._arrivals.expect(message, message.keep + len(message.tokens) - 1, is_needed=not self._asks(message))
         self._texts[message.request] = text
         text.params = message.params or text.params
         text.tokens[message.keep :] = message.tokens
@@ -98,37 +104,46 @@ class DraftDesk:
 
     def ready(self) -> bool:
         """A step would draft something."""
-        return bool(self._turns)
+        return any(map(self._can_grow, self._turns.values()))
 
-    def step(self) -> list[Drafted | Fault]:
-        """Grow a slice of every draft under way; answer those that are done."""
-        said: list[Drafted | Fault] = []
+    def step(self) -> list[Drafted | Fault | Refused]:
+        """Grow a slice of every draft under way whose features are here; answer those that are done."""
+        said: list[Drafted | Fault | Refused] = []
+        able = [turn for turn in self._turns.values() if self._can_grow(turn)]
         for which in reversed(range(len(self._drafters))):
-            turns = [turn for turn in self._turns.values() if self._asks(turn) == which]
+            turns = [turn for turn in able if self._asks(turn.message) == which]
             said += self._grow(turns, which) if turns else []
         return said
 
-    def _asks(self, turn: _Turn) -> int:
-        """The index of the drafter whose turn it is."""
-        return min(turn.message.shape.quick, len(self._drafters) - 1)
+    def _asks(self, message: Draft) -> int:
+        """The index of the drafter that is to answer."""
+        return min(message.shape.quick, len(self._drafters) - 1)
 
-    def _grow(self, turns: list[_Turn], which: int) -> list[Drafted | Fault]:
+    def _can_grow(self, turn: _Turn) -> bool:
+        request = turn.message.request
+        if self._arrivals is None or self._asks(turn.message):
+            return True
+        return self._arrivals.covers(request, len(self._texts[request].tokens) - 1)
+
+    def _grow(self, turns: list[_Turn], which: int) -> list[Drafted | Fault | Refused]:
         """A drafter that breaks costs its drafts, not the requests."""
         began_s = self._clock()
         steps = min(turn.left for turn in turns)
         rows = [self._row(turn, steps, which) for turn in turns]
-        faults: list[Drafted | Fault] = []
+        faults: list[Drafted | Fault | Refused] = []
         try:
             proposals = self._drafters[which].propose(rows)
         except Exception as error:
+            faults.append(Fault(reason=f"drafter: {type(error).__name__}: {error}"))
+            if self._arrivals is not None and not which:
+                return faults + [self._refuse(turn.message, "drafter") for turn in turns]
             for turn in turns:
                 self._drafters[which].forget(turn.message.request)
                 self._texts[turn.message.request].told[which] = turn.left = 0
             proposals = [Proposal((), ())] * len(turns)
-            faults.append(Fault(reason=f"drafter: {type(error).__name__}: {error}"))
         ended_s = self._clock()
         slice_ = (len(turns), (ended_s - began_s) / max(1, steps))
-        done: list[Drafted | Fault] = []
+        done: list[Drafted | Fault | Refused] = []
         for turn, proposal in zip(turns, proposals, strict=True):
             turn.began_s = began_s if turn.began_s is None else turn.began_s
             turn.left = max(0, turn.left - steps)
@@ -136,6 +151,15 @@ class DraftDesk:
                 del self._turns[turn.message.request]
                 done.append(self._drafted(turn.message, proposal, (turn.began_s, ended_s), slice_))
         return faults + done
+
+    def _refuse(self, message: Draft, reason: str) -> Refused:
+        """Give a request up: what the drafter knew of its features is lost, or never came."""
+        self.forget(message.request)
+        return Refused(request=message.request, epoch=message.epoch, reason=reason, task=message.task)
+
+    def _decline(self, message: Draft) -> None:
+        if self._arrivals is not None and message.features is not None:
+            self._arrivals.decline(message.features)
 
     def _drafted(
         self, message: Draft, proposal: Proposal, span: tuple[float, float], step: tuple[int, float]
@@ -164,6 +188,8 @@ class DraftDesk:
         self._turns.pop(request, None)
         for drafter in self._drafters:
             drafter.forget(request)
+        if self._arrivals is not None:
+            self._arrivals.forget(request)
         return self._texts.pop(request, None) is not None
 
     def reset(self) -> None:
@@ -175,6 +201,8 @@ class DraftDesk:
         """Prove the books of drafters that keep any. Raises AssertionError."""
         for drafter in self._drafters:
             drafter.check()
+        if self._arrivals is not None:
+            self._arrivals.check(self._texts)
 
     def _row(self, turn: _Turn, steps: int, which: int) -> DraftRow:
         message, text = turn.message, self._texts[turn.message.request]

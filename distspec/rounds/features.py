@@ -1,16 +1,18 @@
-"""What a drafter beside the engine is told of the target's hidden states.
+"""What drafters are told of the target's hidden states, beside the engine or away from it.
 
 Knows where a text lies in the engine's sequences. Does not know drafters, or what they make of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from distspec.engine import Engine
+from distspec.errors import TransferFailed
+from distspec.protocol.messages import SendFeatures
 
 
 def features(engine: Engine, slot: int, start: int, below: Sequence[int]) -> Tensor:
@@ -28,3 +30,25 @@ def features(engine: Engine, slot: int, start: int, below: Sequence[int]) -> Ten
     first = wanted.start + 1 - start
     out[first : first + len(indices)] = found
     return out
+
+
+def reader(engine: Engine, slot: int, message: SendFeatures) -> Callable[[range], Tensor]:
+    """Reads the features of some of the message's positions, [positions, F].
+
+    Those of nodes are copied now, since these move when they are committed; those of committed positions, a whole
+    prompt maybe, lie still as long as the slot is open. Raises TransferFailed if not all are here.
+    """
+    sequence = engine.sequence(slot)
+    stop = message.start + message.length
+    middle = min(max(message.start, sequence.length), stop)
+    nodes = message.nodes[len(message.nodes) - (stop - middle) :] if stop - middle <= len(message.nodes) else ()
+    if len(nodes) < stop - middle or not set(nodes) <= set(sequence.nodes):
+        raise TransferFailed(f"{sequence.length} of {stop} positions are here, no nodes {list(nodes)}")
+    copies = engine.features(slot, [sequence.ancestors(node)[0] for node in nodes])
+
+    def read(positions: range) -> Tensor:
+        committed = engine.features(slot, range(positions.start, min(positions.stop, middle)))
+        others = copies[max(0, positions.start - middle) : max(0, positions.stop - middle)]
+        return torch.cat((committed, others))
+
+    return read

@@ -15,15 +15,15 @@ import msgspec
 import torch
 
 from distspec import models
-from distspec.config import Config
+from distspec.config import FEATURE_DRAFTERS, Config
 from distspec.drafters import Drafter, make
-from distspec.drafters.base import taps_of
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
 from distspec.engine.synthetic import SyntheticEngine
 from distspec.errors import FleetError
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello
+from distspec.rounds.arrivals import Arrivals
 from distspec.rounds.desk import Desk
 from distspec.transfer.base import End
 from distspec.transfer.collective import Collective
@@ -62,7 +62,7 @@ def build(config: Config, worker: str, threads: int, later: Callable[[Later], No
     work: Work
     place: Place | None = None
     if worker.startswith("draft:"):
-        work, hello = _draft(config, worker, device)
+        work, hello = _draft(config, worker, device, later)
     else:
         work, hello, place = _target(config, worker, device, later)
     hello = msgspec.structs.replace(hello, fingerprint=fingerprint(config, device), node=node_address())
@@ -78,7 +78,7 @@ def _target(
     local = config.speculation.placement == "local" and role == "decode"
     drafter, quick = _drafters(config, longest, model.config.vocab_size, device, model) if local else (None, None)
     kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
-    taps = taps_of(drafter)
+    taps = _taps(config, model.config)
     engine = kind(model, config.engine, device=device, max_model_len=config.model.max_model_len, taps=taps)
     desk = Desk(
         engine,
@@ -105,7 +105,9 @@ def _target(
     return work, hello, transport.place
 
 
-def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork, Hello]:
+def _draft(
+    config: Config, worker: str, device: torch.device, later: Callable[[Later], None]
+) -> tuple[DraftWork, Hello]:
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
     longest = config.max_model_len(shape.max_position)
     drafter, quick = _drafters(config, longest, shape.vocab_size, device)
@@ -123,7 +125,20 @@ def _draft(config: Config, worker: str, device: torch.device) -> tuple[DraftWork
         vocab_size=shape.vocab_size,
         drafts=True,
     )
-    return DraftWork(drafter, time.time, quick), hello
+    taps, arrivals = _taps(config, shape), None
+    if taps:
+        dtype, transport = getattr(torch, config.model.dtype), _transport(config, worker, device)
+        arrivals = Arrivals(transport, later, width=len(taps) * shape.hidden_size, dtype=dtype, device=device)
+    return DraftWork(drafter, time.time, quick, arrivals), hello
+
+
+def _taps(config: Config, shape: models.ModelConfig) -> tuple[int, ...]:
+    """Where in the target the drafter wants its features read. All targets keep these: they go along with KV, and a
+    remote drafter gets them from whoever computed them. Raises ConfigError, ModelNotFound."""
+    spec = config.speculation
+    if spec.drafter not in FEATURE_DRAFTERS or spec.draft_model is None:
+        return ()
+    return models.read_draft(spec.drafter, models.model_folder(spec.draft_model), shape).taps
 
 
 def _drafters(
@@ -173,5 +188,7 @@ def _is_nccl(config: Config, device: torch.device) -> bool:
     """The same answer in every worker. NCCL refuses two ranks on one GPU, so each must have its own."""
     if config.transfer != "auto":
         return config.transfer == "nccl"
-    pools = (config.pools.prefill, config.pools.decode, config.pools.verify)
+    pools = [config.pools.prefill, config.pools.decode, config.pools.verify]
+    if config.reads_remotely:
+        pools.append(config.pools.draft)
     return device.type == "cuda" and all(pool.num_gpus >= 1 for pool in pools if pool.replicas)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from distspec.config import Config
+from distspec.config import MODEL_DRAFTERS, Config
 from distspec.errors import DistspecError, FleetError
 from distspec.protocol.keys import Endpoint
 from distspec.workers.names import NAMESPACE, actor, actor_name, worker_names
@@ -186,7 +186,7 @@ class Crew:
         return -max(1, len(tenants))
 
     def _computes(self, member: _Member) -> bool:
-        return not member.name.startswith("draft") or self._config.speculation.drafter == "standalone"
+        return not member.name.startswith("draft") or self._config.speculation.drafter in MODEL_DRAFTERS
 
 
 async def _answer(reference: Any, timeout_s: float) -> Any:

@@ -1,4 +1,5 @@
-"""A draft worker's work: a desk that drafts, as the compute thread of a worker wants it."""
+"""A draft worker's work: a desk that drafts, and the features that come to it, as the compute thread of a worker wants
+it."""
 
 from __future__ import annotations
 
@@ -6,14 +7,24 @@ from collections.abc import Callable, Sequence
 
 from distspec.drafters.base import Drafter
 from distspec.protocol.messages import Draft, Drop, Fault, Message
+from distspec.rounds.arrivals import Arrivals
 from distspec.rounds.drafting import DraftDesk
 
 
 class DraftWork:
-    """clock: wall time in seconds, for spans. quick: the fallback drafter, if there is one."""
+    """clock: wall time in seconds, for spans. quick: the fallback drafter, if there is one. arrivals: of
+    features, for a drafter that wants them.
+    """
 
-    def __init__(self, drafter: Drafter, clock: Callable[[], float], quick: Drafter | None = None) -> None:
-        self._desk = DraftDesk(drafter, clock, quick)
+    def __init__(
+        self,
+        drafter: Drafter,
+        clock: Callable[[], float],
+        quick: Drafter | None = None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self._arrivals = arrivals
+        self._desk = DraftDesk(drafter, clock, quick, arrivals=arrivals)
 
     def receive(self, message: Message) -> Sequence[Message]:
         if isinstance(message, Draft | Drop):
@@ -27,6 +38,8 @@ class DraftWork:
         return self._desk.step()
 
     def reset(self, incarnation: int) -> None:
+        if self._arrivals is not None:
+            self._arrivals.reset(incarnation)
         self._desk.reset()
 
     def check(self) -> None:

@@ -21,6 +21,7 @@ from distspec.protocol.messages import (
     Message,
     ReceiveKV,
     Revoke,
+    SendFeatures,
     SendKV,
     TransferLost,
     Withdraw,
@@ -35,10 +36,10 @@ class TargetWork:
 
     def __init__(self, engine: Engine, desk: Desk, transport: Transport, later: Callable[[Later], None]) -> None:
         self._engine, self._desk, self._transport, self._later = engine, desk, transport, later
-        self._tickets: dict[int, SendKV | ReceiveKV] = {}
+        self._tickets: dict[int, SendKV | SendFeatures | ReceiveKV] = {}
 
     def receive(self, message: Message) -> Sequence[Message]:
-        if isinstance(message, SendKV):
+        if isinstance(message, SendKV | SendFeatures):
             return self._send(message)
         if isinstance(message, ReceiveKV):
             return self._receive(message)
@@ -68,9 +69,9 @@ class TargetWork:
 
     # -- tickets -----------------------------------------------------------------------------
 
-    def _send(self, message: SendKV) -> Sequence[Message]:
+    def _send(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         try:
-            slot = self._desk.source(message)
+            read = self._reader(message)
         except TransferFailed as error:
             return [_lost(message, str(error))]
         self._tickets[message.ticket] = message
@@ -79,11 +80,18 @@ class TargetWork:
                 message.ticket,
                 End(message.peer, message.peer_incarnation),
                 self._pieces(message),
-                lambda positions: self._engine.gather(slot, positions.start, len(positions)),
+                read,
                 lambda reason: self._later(partial(self._sent, message)),
             )
         )
         return []
+
+    def _reader(self, message: SendKV | SendFeatures) -> Callable[[range], torch.Tensor]:
+        """Raises TransferFailed."""
+        if isinstance(message, SendFeatures):
+            return self._desk.features_of(message)
+        slot = self._desk.source(message)
+        return lambda positions: self._engine.gather(slot, positions.start, len(positions))
 
     def _receive(self, message: ReceiveKV) -> Sequence[Message]:
         reserved = self._desk.reserve(message)
@@ -103,7 +111,7 @@ class TargetWork:
         self._transport.close(message.ticket)  # so that the source is told, and does not wait
         return [reserved]
 
-    def _sent(self, message: SendKV) -> Sequence[Message]:
+    def _sent(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         # What became of it, the receiver says.
         if self._tickets.pop(message.ticket, None) is message:
             self._desk.sent(message.request, message.ticket)
@@ -119,18 +127,20 @@ class TargetWork:
         for message in [m for m in self._tickets.values() if request in (None, m.request)]:
             del self._tickets[message.ticket]
             self._transport.close(message.ticket)
-            if isinstance(message, SendKV):
+            if isinstance(message, SendKV | SendFeatures):
                 self._desk.sent(message.request, message.ticket)
             else:
                 self._desk.lost(message, "dropped")
 
-    def _pieces(self, message: SendKV | ReceiveKV) -> tuple[range, ...]:
-        return pieces(message.start, message.length, self._engine.pool.width * self._engine.model.dtype.itemsize)
+    def _pieces(self, message: SendKV | SendFeatures | ReceiveKV) -> tuple[range, ...]:
+        pool = self._engine.pool
+        width = pool.features.shape[1] if isinstance(message, SendFeatures) else pool.width
+        return pieces(message.start, message.length, width * self._engine.model.dtype.itemsize)
 
     def _empty(self, positions: range) -> torch.Tensor:
         size = len(positions) * self._engine.pool.width
         return torch.empty(size, dtype=self._engine.model.dtype, device=self._engine.device)
 
 
-def _lost(message: SendKV, reason: str) -> TransferLost:
+def _lost(message: SendKV | SendFeatures, reason: str) -> TransferLost:
     return TransferLost(request=message.request, epoch=message.epoch, ticket=message.ticket, reason=reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -21,16 +21,33 @@ from transformers import AutoModelForCausalLM
 
 from distspec import config
 from distspec.coordinator.context import Settings
-from distspec.drafters import Drafter, DraftRow, NgramDrafter, Proposal, StandaloneDrafter
+from distspec.drafters import (
+    DflashDrafter,
+    Drafter,
+    DraftRow,
+    EagleDrafter,
+    NgramDrafter,
+    Proposal,
+    StandaloneDrafter,
+)
+from distspec.drafters.base import taps_of
+from distspec.drafters.features import FeatureDrafter
 from distspec.engine import Engine
-from distspec.models import prefix_layers, random_model, save_pretrained
+from distspec.models import Taps, Target, prefix_layers, random_model, save_pretrained
+from distspec.models.dflash import Dflash, DflashConfig
+from distspec.models.draft_checkpoint import DraftConfig, DraftModel, random_draft
+from distspec.models.eagle import EagleConfig
+from distspec.models.eagle3 import Eagle3Config
 from distspec.models.llama import Llama
+from distspec.models.mtp import MtpConfig
 from distspec.protocol.messages import Hello
 from distspec.protocol.values import SamplingParams
 from distspec.rounds import Desk
+from distspec.rounds.arrivals import Arrivals
 from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
+from tests.causal import Causal
 from tests.desks import Ticks
 from tests.fleet import Fleet
 from tests.shapes import TINY
@@ -59,9 +76,19 @@ REQUESTS: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
     "truncated, a shared prefix": (LONG[:67], CUT),
     "stopped": ((*REPEATED, 8), SamplingParams(max_tokens=24, seed=2**63 + 11, stop_token_ids=(49,))),
 }
+READERS = ("eagle", "eagle3", "mtp", "dflash")
+"""Drafters that read features, which targets send to the draft worker."""
 POLICIES = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp")
 DRAFTERS = ("ngram", "random", "layers", "right", "wrong")
 PAGES = (1, 4, 16, 64)
+_LAYER = dataclasses.replace(SHAPE, num_layers=1)
+_BLOCK = dataclasses.replace(SHAPE, model_type="qwen3")
+FEATURED: dict[str, DraftConfig] = {
+    "eagle": EagleConfig(_LAYER, (2,)),
+    "eagle3": Eagle3Config(layer=_LAYER, taps=(2, 0, 1), target_hidden_size=SHAPE.hidden_size, draft_vocab_size=96),
+    "mtp": MtpConfig(dataclasses.replace(_LAYER, model_type="qwen3"), index=2),
+    "dflash": DflashConfig(layer=_BLOCK, taps=(1, 2), block_size=4, mask_token=95),
+}
 TREES: dict[str, dict[str, Any]] = {
     "chain": {"topk": 1, "steps": 3},
     "static": {"topk": 2, "steps": 3, "nodes": 7},
@@ -140,26 +167,49 @@ class Cell:
 
     def fleet(self, target: Llama, *, seed: int, loss: float = 0.0, **changes: Any) -> Fleet:
         sizes = {"lookahead": 2, "live": SCRATCH, "room": SCRATCH, "early": 4, **TREES[self.tree], **changes}
-        settings = Settings(policy=self.policy, local_drafts=self.colocated, **sizes)
+        reads = self.drafter in READERS and not self.colocated
+        settings = Settings(policy=self.policy, local_drafts=self.colocated, features=reads, **sizes)
         return Fleet(self.roles, settings, partial(self._build, target), seed=seed, loss=loss)
 
     def _build(self, target: Llama, role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
         if role == "draft":
-            return DraftWork(self._drafter(target), Ticks()), self._hello(slots=64, capacity=10**6, drafts=True)
-        engine = self._engine(target)
+            drafts = self._drafter(target)
+            width = len(taps_of(drafts)) * SHAPE.hidden_size
+            arrivals = Arrivals(port, later, width=width, dtype=torch.float32, device=CPU) if width else None
+            work = DraftWork(drafts, Ticks(), arrivals=arrivals)
+            return work, self._hello(slots=64, capacity=10**6, drafts=True)
+        engine = self._engine(target, taps=self._reader(target).taps if self.drafter in READERS else ())
         drafter = self._drafter(target) if self.colocated and role == "decode" else None
         desk = Desk(engine, drafter, max_num_batched_tokens=BUDGET, clock=Ticks())
         hello = self._hello(slots=engine.slots, capacity=engine.capacity, drafts=drafter is not None)
         return TargetWork(engine, desk, port, later), hello
 
-    def _engine(self, model: Llama) -> Engine:
+    def _options(self) -> config.Engine:
         pages = self.num_pages or SLOTS * (-(-SHAPE.max_position // self.page_size) + 1)
-        options = config.Engine(
-            page_size=self.page_size, num_pages=pages, max_num_seqs=SLOTS, max_scratch_nodes=SCRATCH
+        return config.Engine(
+            page_size=self.page_size,
+            num_pages=pages,
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=BUDGET,
+            max_scratch_nodes=SCRATCH,
         )
-        return Engine(model, options, device=CPU)
+
+    def _engine(self, model: Llama, taps: Sequence[int] = ()) -> Engine:
+        return Engine(model, self._options(), device=CPU, taps=taps)
+
+    def _reader(self, target: Llama) -> DraftModel:
+        """A draft model with random weights."""
+        return random_draft(FEATURED[self.drafter], Target.of(target), seed=5)
+
+    def _reading(self, target: Llama) -> Drafter:
+        model, longest = self._reader(target), SHAPE.max_position
+        if isinstance(model, Dflash):
+            return Checked(DflashDrafter(model, self._options(), max_model_len=longest, device=CPU), target)
+        return Checked(EagleDrafter(model, self._options(), max_model_len=longest, device=CPU), target)
 
     def _drafter(self, target: Llama) -> Drafter:
+        if self.drafter in READERS:
+            return self._reading(target)
         if self.drafter == "ngram":
             return NgramDrafter(config.Ngram(), max_model_len=SHAPE.max_position)
         other = random_model(SHAPE, seed=4, dtype=torch.float32, device=CPU)
@@ -185,6 +235,36 @@ class Cell:
             vocab_size=SHAPE.vocab_size,
             drafts=drafts,
         )
+
+
+@dataclass
+class Checked:
+    """Holds whoever sends features to what they are: those of the text, as one forward without pages has them."""
+
+    inner: FeatureDrafter
+    target: Llama
+    texts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.inner.taps
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        for row in rows:
+            text = self.texts[row.request] = self.texts.get(row.request, ())[: row.keep] + row.tokens
+            found = Taps(self.taps)
+            self.target.forward(torch.tensor(text), torch.arange(len(text)), Causal(), found)
+            right = torch.cat((torch.zeros_like(found.features()[:1]), found.features()[:-1]))
+            torch.testing.assert_close(row.features, right[row.keep :], atol=1e-4, rtol=1e-4)
+        return self.inner.propose(rows)
+
+    def forget(self, request: int) -> None:
+        self.texts.pop(request, None)
+        self.inner.forget(request)
+
+    def check(self) -> None:
+        self.inner.check()
 
 
 @dataclass
@@ -222,6 +302,13 @@ CELLS = [
     Cell(*cell, PAGES[i % len(PAGES)], list(TREES)[i % len(TREES)])
     for i, cell in enumerate(product(POLICIES, (0, 1, 2), DRAFTERS, (True, False)))
 ]
+
+
+CELLS += [
+    Cell(policy, verifiers, READERS[i % len(READERS)], False, PAGES[i % len(PAGES)], list(TREES)[i % len(TREES)])
+    for i, (policy, verifiers) in enumerate(product(POLICIES[1:], (0, 1, 2)))
+]
+"""Every policy gets its features from home, from a verifier, and from several."""
 
 
 def name(cell: Cell) -> str:
@@ -266,7 +353,21 @@ def emitted(fleet: Fleet) -> int:
 def test_a_worker_that_dies_changes_no_token(
     role: str, policy: str, seed: int, target: Llama, answers: Answers
 ) -> None:
-    cell = Cell(policy, 2, DRAFTERS[seed], False, PAGES[seed], list(TREES)[seed])
+    keep_killing(Cell(policy, 2, DRAFTERS[seed], False, PAGES[seed], list(TREES)[seed]), role, seed, target, answers)
+
+
+@pytest.mark.parametrize(
+    ("role", "policy"),
+    [("prefill", "sd"), ("decode", "dsi"), ("verify", "bvsp"), ("verify", "sd"), ("draft", "ssd"), ("draft", "pearl")],
+)
+def test_a_worker_that_dies_with_features_under_way_changes_no_token(
+    role: str, policy: str, target: Llama, answers: Answers
+) -> None:
+    seed = POLICIES.index(policy)
+    keep_killing(Cell(policy, 2, READERS[seed % 4], False, PAGES[seed % 4], "static"), role, seed, target, answers)
+
+
+def keep_killing(cell: Cell, role: str, seed: int, target: Llama, answers: Answers) -> None:
     fleet = cell.fleet(target, seed=seed)
     submit(fleet)
     for tokens in (2, 30, 60, 90):
@@ -286,7 +387,8 @@ def test_a_worker_that_dies_changes_no_token(
 def test_a_coordinator_that_dies_repeats_and_loses_no_token(
     seed: int, colocated: bool, target: Llama, answers: Answers
 ) -> None:
-    cell = Cell(POLICIES[seed + 1], 1, DRAFTERS[seed], colocated, 16, list(TREES)[seed % 3])
+    drafter = DRAFTERS[seed] if colocated or seed % 2 else READERS[seed]
+    cell = Cell(POLICIES[seed + 1], 1, drafter, colocated, 16, list(TREES)[seed % 3])
     fleet = cell.fleet(target, seed=seed)
     submit(fleet)
     for tokens in (1, 40, 80):
@@ -308,6 +410,12 @@ def test_requests_that_pages_run_out_for_are_computed_again(
     assert any(kind == "Refused" for _, kind in fleet.seen)
 
 
+def test_requests_that_pages_run_out_for_take_their_features_along(target: Llama, answers: Answers) -> None:
+    fleet = serve(Cell("ssd", 1, "eagle3", False, 4, "static", num_pages=34).fleet(target, seed=4))
+    answers.judge(fleet)
+    assert any(kind == "Refused" for _, kind in fleet.seen)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_kv_links_that_break_change_no_token(seed: int, target: Llama, answers: Answers) -> None:
     cell = Cell(POLICIES[seed], 2, "layers", False, 16, list(TREES)[seed % 3])
@@ -316,10 +424,19 @@ def test_kv_links_that_break_change_no_token(seed: int, target: Llama, answers: 
     assert fleet.machine.snapshot()["counters"]["transfers_lost"] > 0
 
 
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_features_that_are_lost_on_the_way_change_no_token(seed: int, target: Llama, answers: Answers) -> None:
+    cell = Cell(POLICIES[seed], 2, READERS[seed % 4], False, 16, list(TREES)[seed % 3])
+    fleet = serve(cell.fleet(target, seed=seed, loss=0.08))
+    answers.judge(fleet)
+    assert fleet.machine.snapshot()["counters"]["features_lost"] > 0
+
+
 @pytest.mark.parametrize("colocated", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_clients_that_go_away_disturb_nobody(seed: int, colocated: bool, target: Llama, answers: Answers) -> None:
-    cell = Cell(POLICIES[seed + 2], 1, DRAFTERS[seed], colocated, 16, list(TREES)[seed % 3])
+    drafter = DRAFTERS[seed] if colocated or seed % 2 else READERS[seed + 1]
+    cell = Cell(POLICIES[seed + 2], 1, drafter, colocated, 16, list(TREES)[seed % 3])
     fleet = cell.fleet(target, seed=seed)
     submit(fleet)
     for tokens, key in zip((1, 20, 50), list(REQUESTS)[1::2], strict=True):

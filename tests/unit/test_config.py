@@ -58,7 +58,7 @@ def _value(config: Config, path: str) -> Any:
         (["speculation.branch_nodes=65"], "branch_nodes"),
         (["speculation.num_speculative_tokens=8", "speculation.max_live_nodes=7"], "max_live_nodes"),
         (["speculation.synthetic_acceptance=[0.8, 0.3]"], "synthetic_acceptance"),
-        (["speculation.drafter=eagle3", "speculation.draft_model=x"], "placement"),
+        (["speculation.drafter=eagle3"], "draft_model"),
         (["speculation.policy=warp"], "policy"),
     ],
     ids=str,
