@@ -88,10 +88,10 @@ class Run:
     after: Counted
 
     def figures(self, config: Config) -> Measured:
-        """As a simulated run has them. Tokens per second: while all requests ran. Busy shares are of the whole run:
-        of decode and verify workers, and of the workers that draft."""
+        """As a simulated run has them. Tokens per second: those of the streams added up. Busy shares are of the whole
+        run: of decode and verify workers, and of the workers that draft."""
         pools, local = config.pools, config.speculation.placement == "local"
-        rate = steady_rate([stream.arrivals for stream in self.streams])
+        rate = sum(pace(stream.arrivals) for stream in self.streams)
         usages = [stream.usage for stream in self.streams]
         rounds = max(1, sum(usage.rounds for usage in usages))
         accepted = sum(usage.accepted for usage in usages)
@@ -175,17 +175,15 @@ def rows(runs: dict[str, list[Run]], config: Config, plan: Plan, batch: int, her
     return out
 
 
-def steady_rate(arrivals: Sequence[Sequence[tuple[float, int]]]) -> float:
-    """Tokens per second of all streams together, from when the last of them has begun until the first one ends.
+def pace(arrivals: Sequence[tuple[float, int]]) -> float:
+    """Tokens per second of one stream after its first message, which tells how long the prompt took.
 
-    Raises InvalidValue if there is no such time.
+    Raises InvalidValue for a single message.
     """
-    begin_s = max(stream[0][0] for stream in arrivals)
-    end_s = min(stream[-1][0] for stream in arrivals)
+    (begin_s, first), (end_s, _) = arrivals[0], arrivals[-1]
     if end_s <= begin_s:
-        raise InvalidValue("tokens", "too few", "more: the first request ended before the last one had begun")
-    counted = sum(count for stream in arrivals for moment, count in stream if begin_s < moment <= end_s)
-    return counted / (end_s - begin_s)
+        raise InvalidValue("tokens", sum(count for _, count in arrivals), "more than come in one message")
+    return (sum(count for _, count in arrivals) - first) / (end_s - begin_s)
 
 
 def context(config: Config, plan: Plan) -> Context:

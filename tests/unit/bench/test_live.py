@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from distspec.bench import app
 from distspec.bench.bars import draw_live
-from distspec.bench.live import Counted, Plan, Run, Stream, choices, rows, steady_rate
+from distspec.bench.live import Counted, Plan, Run, Stream, choices, pace, rows
 from distspec.bench.prompts import CHAT, COPY, prompts
 from distspec.config import load
 from distspec.coordinator import events
@@ -75,27 +75,17 @@ def test_without_ar_there_is_nothing_to_compare_with() -> None:
 # -- rates -----------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 2), st.floats(0.01, 0.1), st.integers(1, 4)), min_size=1, max_size=6),
-    st.floats(-100, 100),
-)
-def test_streams_that_go_on_evenly_add_up(rates: list[tuple[float, float, int]], shift_s: float) -> None:
-    """Whenever they begin, and however many tokens come at once; what is cut off at both ends is a message each."""
-    arrivals = [[(begin + shift_s + i * each, size) for i in range(400)] for begin, each, size in rates]
-    want = sum(size / each for _, each, size in rates)
-    window = min(one[-1][0] for one in arrivals) - max(one[0][0] for one in arrivals)
-    assert steady_rate(arrivals) == pytest.approx(want, abs=2 * sum(size for _, _, size in rates) / window)
+@given(st.floats(0.01, 10), st.integers(1, 5), st.integers(1, 50), st.floats(-1e3, 1e3), st.integers(1, 99))
+def test_a_pace_is_that_of_what_follows_the_first_message(
+    each_s: float, size: int, messages: int, shift_s: float, first: int
+) -> None:
+    arrivals = [(shift_s, first), *((shift_s + i * each_s, size) for i in range(1, messages + 1))]
+    assert pace(arrivals) == pytest.approx(size / each_s)
 
 
-def test_what_comes_while_another_one_waits_or_has_ended_does_not_count() -> None:
-    early = [(0.0, 50), (9.0, 50), (10.5, 1), (11.5, 1)]
-    late = [(10.0, 7), (11.0, 1), (12.0, 1), (20.0, 50)]
-    assert steady_rate([early, late]) == (2 + 1) / 1.5
-
-
-def test_requests_that_never_ran_together_say_nothing() -> None:
+def test_one_message_has_no_pace() -> None:
     with pytest.raises(InvalidValue, match="tokens"):
-        steady_rate([[(0.0, 1), (1.0, 1)], [(1.0, 1), (2.0, 1)]])
+        pace([(1.0, 4)])
 
 
 # -- rows ------------------------------------------------------------------------------------------
