@@ -8,15 +8,18 @@ first token of a text has no row, and the row of the token at position p of the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
-from distspec.models.llama import Head, Llama
+from distspec.models.llama import Head, Llama, Parts, layer_parts, make_layer, rms, rope_table
+from distspec.models.product import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +84,38 @@ class FeatureModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, hidden_size] as forward returns it. Returns float32 [rows, vocab_size] of the target's ids."""
         ...
+
+
+class Continuation:
+    """What EAGLE and MTP are built on: one decoder layer, as wide as the target, that goes on from what leaves the
+    target's final norm. `fc` makes one vector of a token's embedding and that feature.
+
+    config, dtype, taps, width, weights and enter as of a FeatureModel; forward and logits are the subclass's.
+    """
+
+    def __init__(
+        self, config: ModelConfig, taps: tuple[int, ...], weights: Mapping[str, Tensor], target: Target
+    ) -> None:
+        """taps: what enters the target's final norm."""
+        self.config = config
+        self.dtype = target.embedding.dtype
+        self.taps = taps
+        self.width = target.config.hidden_size
+        self.weights = dict(weights)
+        self._target = target
+        self._fc = Matrix(weights["fc"], weights.get("fc_bias"))
+        self._layer = make_layer(config, weights, "layer.")
+        self._rope = rope_table(config).to(target.embedding.device, self.dtype)
+
+    @staticmethod
+    def parameters(config: ModelConfig, fc: str, layer: str) -> dict[str, Parts]:
+        """Those that every such model has, by the names of a checkpoint for `fc` and the layer."""
+        table: dict[str, Parts] = {"fc": {fc: (config.hidden_size, 2 * config.hidden_size)}}
+        return table | {f"layer.{name}": parts for name, parts in layer_parts(config, layer).items()}
+
+    def enter(self, features: Tensor) -> Tensor:
+        """Through the target's final norm."""
+        return rms(features, self._target.norm, self._target.config)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self._target.embedding)

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
-from distspec.models.draft import Target
-from distspec.models.llama import Parts, layer_parts, make_layer, rms, rope_table, rotation
-from distspec.models.product import Matrix
+from distspec.models.draft import Continuation, Target
+from distspec.models.llama import Parts, rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +33,23 @@ class EagleConfig:
 
     def parameters(self) -> dict[str, Parts]:
         """As llama.parameters, in the names of EAGLE's own checkpoints."""
-        hidden = self.layer.hidden_size
-        table: dict[str, Parts] = {"fc": {"fc.weight": (hidden, 2 * hidden)}}
-        if self.fusion_bias:
-            table["fc_bias"] = {"fc.bias": (hidden,)}
-        layer = {f"layer.{name}": parts for name, parts in layer_parts(self.layer, "layers.0").items()}
-        del layer["layer.attention_norm"]
-        return table | layer
+        table = Continuation.parameters(self.layer, "fc.weight", "layers.0")
+        del table["layer.attention_norm"]
+        return table | ({"fc_bias": {"fc.bias": (self.layer.hidden_size,)}} if self.fusion_bias else {})
 
     def make(self, weights: Mapping[str, Tensor], target: Target) -> Eagle:
         return Eagle(self, weights, target)
 
 
-class Eagle:
+class Eagle(Continuation):
     """See FeatureModel."""
 
     def __init__(self, settings: EagleConfig, weights: Mapping[str, Tensor], target: Target) -> None:
+        super().__init__(settings.layer, settings.taps, weights, target)
         self.settings = settings
-        self.config = settings.layer
-        self.dtype = target.embedding.dtype
-        self.taps = settings.taps
-        self.width = target.config.hidden_size
-        self.weights = dict(weights)
-        self._target = target
-        self._fc = Matrix(weights["fc"], weights.get("fc_bias"))
-        self._layer = make_layer(self.config, weights, "layer.")
-        self._rope = rope_table(self.config).to(target.embedding.device, self.dtype)
-
-    def enter(self, features: Tensor) -> Tensor:
-        """Through the target's final norm."""
-        return rms(features, self._target.norm, self._target.config)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        x = self._fc(torch.cat((F.embedding(tokens, self._target.embedding), features), dim=-1))
+        x = self._fc(torch.cat((self._embed(tokens), features), dim=-1))
         return self._layer(0, x, x, rotation(self._rope, positions), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
-from distspec.models.draft import Target
-from distspec.models.llama import Parts, layer_parts, make_layer, rms, rope_table, rotation
-from distspec.models.product import Matrix
+from distspec.models.draft import Continuation, Target
+from distspec.models.llama import Parts, rms, rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +39,27 @@ class MtpConfig:
     def parameters(self) -> dict[str, Parts]:
         """As llama.parameters, in the names of DeepSeek's checkpoints."""
         hidden, at = self.layer.hidden_size, f"model.layers.{self.index}"
-        table: dict[str, Parts] = {
+        norms: dict[str, Parts] = {
             "token_norm": {f"{at}.enorm.weight": (hidden,)},
             "hidden_norm": {f"{at}.hnorm.weight": (hidden,)},
-            "fc": {f"{at}.eh_proj.weight": (hidden, 2 * hidden)},
             "norm": {f"{at}.shared_head.norm.weight": (hidden,)},
         }
-        return table | {f"layer.{name}": parts for name, parts in layer_parts(self.layer, at).items()}
+        return norms | Continuation.parameters(self.layer, f"{at}.eh_proj.weight", at)
 
     def make(self, weights: Mapping[str, Tensor], target: Target) -> Mtp:
         return Mtp(self, weights, target)
 
 
-class Mtp:
+class Mtp(Continuation):
     """See FeatureModel."""
 
     def __init__(self, settings: MtpConfig, weights: Mapping[str, Tensor], target: Target) -> None:
+        super().__init__(settings.layer, settings.taps, weights, target)
         self.settings = settings
-        self.config = settings.layer
-        self.dtype = target.embedding.dtype
-        self.taps = settings.taps
-        self.width = target.config.hidden_size
-        self.weights = dict(weights)
-        self._target = target
-        self._fc = Matrix(weights["fc"])
-        self._layer = make_layer(self.config, weights, "layer.")
-        self._rope = rope_table(self.config).to(target.embedding.device, self.dtype)
-
-    def enter(self, features: Tensor) -> Tensor:
-        """Through the target's final norm."""
-        return rms(features, self._target.norm, self._target.config)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        embedded = rms(F.embedding(tokens, self._target.embedding), self.weights["token_norm"], self.config)
-        x = self._fc(torch.cat((embedded, rms(features, self.weights["hidden_norm"], self.config)), dim=-1))
+        token = rms(self._embed(tokens), self.weights["token_norm"], self.config)
+        x = self._fc(torch.cat((token, rms(features, self.weights["hidden_norm"], self.config)), dim=-1))
         read = rms(x, self.weights["layer.attention_norm"], self.config)
         return self._layer(0, x, read, rotation(self._rope, positions), attend)
 
