@@ -5,9 +5,10 @@ Knows rows, pages and which positions a row may see. Does not know requests, tok
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -56,4 +57,36 @@ class AttentionBackend(Protocol):
 
         q: [rows, heads, head_dim]. Returns [rows, heads * head_dim].
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sizes of steps that share a captured forward. rows: of the step, padded; words: of the mask of a row; kind: what
+    else the backend tells calls apart by."""
+
+    rows: int
+    words: int
+    kind: int
+
+
+@runtime_checkable
+class StaticPlans(Protocol):
+    """What a backend offers beside if its plans are integers at places that only a bucket's sizes decide: a captured
+    forward then reads the plan of the next step from the buffer of the last."""
+
+    def buckets(self, rows: int, words: int) -> Sequence[Bucket]:
+        """All that steps of up to so many rows may need."""
+        ...
+
+    def bucket(self, spans: Sequence[Span], rows: int, words: int) -> Bucket | None:
+        """The one of `buckets` that fits spans of up to so many rows in all; None if their masks are longer."""
+        ...
+
+    def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> array[int]:
+        """The plan as integers, of any number: the page tables, which vary, are last."""
+        ...
+
+    def bind(self, integers: Tensor, bucket: Bucket) -> Any:
+        """The plan that reads what `lay_out` returned from int64 [n] on the device, n being at least as long."""
         ...

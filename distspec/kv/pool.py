@@ -13,9 +13,10 @@ from torch import Tensor
 class KVPool:
     """Keys and values of every layer and, where a drafter will want them, features: all that is kept of a position.
 
-    data: [layers, 2, locations, kv_heads, head_dim]; layers[i] is (keys, values) of one layer, views of data.
-    features: [locations, values]; takes no memory where there are none. width: values of one position, of both.
-    Locations are given as int64 [n] on the pool's device.
+    data: [layers, 2, locations + 1, kv_heads, head_dim]; layers[i] is (keys, values) of one layer, views of data.
+    features: [locations + 1, values]; takes no memory where there are none. width: values of one position, of both.
+    Locations are given as int64 [n] on the pool's device. spare: one that belongs to no page, behind all others, where
+    rows that only pad a step write.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class KVPool:
         device: torch.device,
     ) -> None:
         # Zeros, not garbage: a masked position still enters the weighted sum, and 0 * NaN is NaN.
-        self.data = torch.zeros(layers, 2, locations, kv_heads, head_dim, dtype=dtype, device=device)
-        self.features = torch.zeros(locations, features, dtype=dtype, device=device)
+        self.data = torch.zeros(layers, 2, locations + 1, kv_heads, head_dim, dtype=dtype, device=device)
+        self.features = torch.zeros(locations + 1, features, dtype=dtype, device=device)
+        self.spare = locations
         self.width = layers * 2 * kv_heads * head_dim + features
         self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self.data]
 

@@ -1,12 +1,16 @@
-"""The reference backend on a GPU, in one part and in two."""
+"""The attention backends on a GPU: the reference in one part and in two, and our Triton kernel."""
 
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
+from distspec.attention import choose
+from distspec.attention.sdpa import SdpaBackend
+from distspec.attention.triton import TritonBackend
 from tests.unit.attention.test_sdpa import compare
 
 pytestmark = pytest.mark.needs("gpu")
@@ -20,4 +24,20 @@ SIZES = [1, 1, 2, 6, 16, 17, 40, 140]
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_see_their_path_and_nothing_else(seed: int, page_size: int, apart: int | None, dtype: torch.dtype) -> None:
     sizes = random.Random(seed).choices(SIZES, k=4)
-    compare(seed, page_size, [(4, 4), (6, 2), (3, 1)][seed % 3], sizes, apart, CUDA, dtype)
+    make = partial(SdpaBackend, apart=apart)
+    compare(make, seed, page_size, [(4, 4), (6, 2), (3, 1)][seed % 3], sizes, CUDA, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("dim", [8, 96, 128])
+@pytest.mark.parametrize("heads", [(6, 2), (8, 1), (16, 8)])
+def test_triton_too(page_size: int, dim: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
+    for seed in range(4):
+        compare(TritonBackend, seed, page_size, heads, random.Random(seed).choices(SIZES, k=4), CUDA, dtype, dim)
+
+
+def test_auto_is_triton() -> None:
+    backend, reason = choose("auto", CUDA, torch.bfloat16)
+    assert backend is TritonBackend
+    assert reason.startswith("triton: ")

@@ -1,0 +1,133 @@
+"""A Triton kernel for attention over paged KV: grouped heads, split walks, ancestor bit masks.
+
+Knows the integers of tiles.py. Does not know why a row sees what it sees. Online softmax as in FlashAttention
+(arXiv 2205.14135) and split walks as in FlashDecoding (Dao et al. 2023). The program that ends last merges the splits
+of its tile, in their order, so results do not depend on which one that is.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _block(q, keys, values, pages, masks, valid, limit, length, start, end, words, stride, scale, top, total, acc,
+           DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr,
+           PRECISION: tl.constexpr):  # fmt: skip
+    """One step of the online softmax: N keys from `start` on. MASKED: not all rows see all of them."""
+    index = start + tl.arange(0, N)
+    inside = index < end
+    dim = tl.arange(0, DIM_PAD)
+    if MASKED or DIM != DIM_PAD:
+        page = tl.load(pages + index // PAGE, mask=inside, other=0)
+        where = (page * PAGE + index % PAGE) * stride
+        there = inside[:, None] & (dim < DIM)[None, :]
+        k = tl.load(keys + where[None, :] + dim[:, None], mask=tl.trans(there), other=0.0)
+        v = tl.load(values + where[:, None] + dim[None, :], mask=there, other=0.0)
+    else:
+        where = (tl.load(pages + index // PAGE) * PAGE + index % PAGE) * stride
+        k = tl.load(keys + where[None, :] + dim[:, None])
+        v = tl.load(values + where[:, None] + dim[None, :])
+    scores = tl.dot(q, k, input_precision=PRECISION) * scale
+    if MASKED:
+        scratch = index - length
+        look = valid[:, None] & (inside & (scratch >= 0))[None, :]
+        bits = tl.load(masks[:, None] + (scratch // 32)[None, :], mask=look, other=0)
+        seen = (index[None, :] < limit[:, None]) | (((bits >> (scratch % 32)[None, :]) & 1) == 1)
+        scores = tl.where(seen, scores, float("-inf"))
+    best = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen nothing yet: -inf minus -inf is no number.
+    safe = tl.where(best == float("-inf"), 0.0, best) if MASKED else best
+    weight = tl.exp2(scores - safe[:, None])
+    keep = tl.exp2(top - safe)
+    total = total * keep + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(v.dtype), v, acc * keep[:, None], input_precision=PRECISION)
+    return best, total, acc
+
+
+@triton.jit
+def _merge(partial, sums, at, splits, valid, head, kv_heads, M: tl.constexpr, DIM_PAD: tl.constexpr,
+           TOGETHER: tl.constexpr):  # fmt: skip
+    """The splits at places `at` and following, weighted by their log-sums: [M, DIM_PAD]."""
+    rows, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+    best = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, DIM_PAD], tl.float32)
+    for first in range(0, splits, TOGETHER):
+        split = first + tl.arange(0, TOGETHER)
+        place = ((at + split) * kv_heads + head)[:, None] * M + rows[None, :]
+        there = (split < splits)[:, None] & valid[None, :]
+        # Not from the cache of this multiprocessor, which others' stores do not reach.
+        log = tl.load(sums + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(partial + place[:, :, None] * DIM_PAD + dim[None, None, :], mask=there[:, :, None], other=0.0,
+                       cache_modifier=".cg")  # fmt: skip
+        new = tl.maximum(best, tl.max(log, 0))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        weight = tl.exp2(log - safe[None, :])
+        keep = tl.exp2(best - safe)
+        total = total * keep + tl.sum(weight, 0)
+        acc = acc * keep[:, None] + tl.sum(part * weight[:, :, None], 0)
+        best = new
+    return acc / tl.where(total == 0, 1.0, total)[:, None]
+
+
+@triton.jit(do_not_specialize=["words"])
+def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
+           KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
+           M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,
+           PRECISION: tl.constexpr):  # fmt: skip
+    """One item for one KV head: rows of a tile x query heads of the group, M at most, against its keys.
+
+    Grid (items, kv_heads). q: [rows, heads, DIM] with strides q_row, q_head, 1; keys, values: [locations, KV_HEADS,
+    DIM]; out: [rows, heads * DIM]; pages, limits, masks, items: int64, see tiles.py. partial: float32 [splits,
+    KV_HEADS, M, DIM_PAD], sums: float32 [splits, KV_HEADS, M], counts: int32 [splits, KV_HEADS], 0 before and after.
+    scale: of the scores, times log2(e).
+    """
+    head = tl.program_id(1)
+    item = items + tl.program_id(0) * 10
+    rows = tl.load(item + 1)
+    if rows == 0:
+        return
+    row, length, least = tl.load(item), tl.load(item + 3), tl.load(item + 4)
+    begin, end = tl.load(item + 5), tl.load(item + 6)
+    at, split, splits = tl.load(item + 7), tl.load(item + 8), tl.load(item + 9)
+    pages += tl.load(item + 2)
+    lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+    own = row + lane // GROUP
+    heads = head * GROUP + lane % GROUP
+    valid = lane < rows * GROUP
+    shape = valid[:, None] & (dim < DIM)[None, :]
+    x = tl.load(q + (own * q_row + heads * q_head)[:, None] + dim[None, :], mask=shape, other=0.0)
+    limit = tl.load(limits + own, mask=valid, other=0)
+    mask = masks + own * words
+    stride = KV_HEADS * DIM
+    keys += head * DIM
+    values += head * DIM
+
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, DIM_PAD], tl.float32)
+    full = begin + tl.maximum(tl.minimum(end, least) - begin, 0) // N * N
+    for start in tl.range(begin, full, N, num_stages=STAGES):
+        top, total, acc = _block(x, keys, values, pages, mask, valid, limit, length, start, end, words, stride, scale,
+                                 top, total, acc, DIM, DIM_PAD, PAGE, N, False, PRECISION)  # fmt: skip
+    for start in tl.range(full, end, N, num_stages=1):
+        top, total, acc = _block(x, keys, values, pages, mask, valid, limit, length, start, end, words, stride, scale,
+                                 top, total, acc, DIM, DIM_PAD, PAGE, N, True, PRECISION)  # fmt: skip
+
+    total = tl.where(total == 0, 1.0, total)  # rows that see none of these keys
+    result = acc / total[:, None]
+    target = out + own[:, None] * (KV_HEADS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
+    if splits == 1:
+        tl.store(target, result.to(out.dtype.element_ty), mask=shape)
+    else:
+        place = ((at + split) * KV_HEADS + head) * M + lane
+        tl.store(partial + place[:, None] * DIM_PAD + dim[None, :], result, mask=valid[:, None])
+        tl.store(sums + place, top + tl.log2(total), mask=valid)
+        tl.debug_barrier()
+        count = counts + at * KV_HEADS + head
+        if tl.atomic_add(count, 1, sem="acq_rel") == splits - 1:
+            merged = _merge(partial, sums, at, splits, valid, head, KV_HEADS, M, DIM_PAD, TOGETHER)
+            tl.store(target, merged.to(out.dtype.element_ty), mask=shape)
+            tl.store(count, 0)

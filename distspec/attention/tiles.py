@@ -1,0 +1,126 @@
+"""How the rows of a step are dealt to the programs of a paged attention kernel: tiles, splits and masks, as integers.
+
+Knows spans, and how many programs keep a device busy. Does not know tensors, kernels or models.
+
+A tile is a few rows of one span: they share a walk over its keys. A walk is cut into splits where tiles alone would
+leave a device idle (FlashDecoding, Dao et al. 2023), in proportion to its length, so that one long context among short
+ones does not make them wait. What a node sees of the scratch is a bit mask, so a whole tree needs no other call.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distspec.attention.base import Span
+
+FIELDS = 10
+"""Integers of an item, the work of one program: first row, rows (0: nothing to do), offset of the page table, length of
+the span, keys from the first on that all rows see, first key, end of the keys, place of the tile's first split, own
+split, splits."""
+
+BITS = 32
+"""Scratch indices in one word of a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What a launch may use. rows: of a tile, at most. block: keys read at once; splits are whole blocks.
+    programs: items, over which walks are split."""
+
+    rows: int
+    block: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows `row` .. `row` + `rows` - 1 of the step, of a span whose page table begins at `table`. least: keys that all
+    of them see, from the first on; extent: end of the keys that any of them sees."""
+
+    row: int
+    rows: int
+    table: int
+    length: int
+    least: int
+    extent: int
+
+
+def limits(span: Span) -> list[int]:
+    """How many committed positions each row sees."""
+    first = span.length - span.suffix + 1
+    return [*range(first, first + span.suffix), *[span.length] * len(span.nodes)]
+
+
+def words(spans: Iterable[Span]) -> int:
+    """Words of a mask that holds what any node sees of the scratch; at least one."""
+    return max(1, -(-max((span.extent - span.length for span in spans), default=0) // BITS))
+
+
+def masks(span: Span, count: int) -> list[int]:
+    """`count` words for each row: bit i of word w stands for the index `length` + BITS * w + i."""
+    out = [0] * (span.rows * count)
+    for row, seen in enumerate(span.nodes, span.suffix):
+        for index in seen:
+            word, bit = divmod(index - span.length, BITS)
+            out[row * count + word] |= 1 << bit
+    return out
+
+
+def common(spans: Sequence[Span], rows: int, words: int, spare: int) -> array[int]:
+    """What rows have of their own: locations to write to [rows], limits [rows], masks [rows, words]. Rows that pad
+    write to the location `spare` and see nothing."""
+    padding = rows - sum(span.rows for span in spans)
+    out = array("q")
+    for span in spans:
+        out.extend(span.write)
+    out.extend([spare] * padding)
+    for span in spans:
+        out.extend(limits(span))
+    out.extend([0] * padding)
+    for span in spans:
+        out.extend(masks(span, words))
+    out.extend([0] * (padding * words))
+    return out
+
+
+def tables(spans: Iterable[Span], page_size: int) -> tuple[array[int], list[int]]:
+    """The pages that rows look at, span after span, and where those of each span begin."""
+    out, starts = array("q"), []
+    for span in spans:
+        starts.append(len(out))
+        out.extend(span.pages[: -(-span.extent // page_size)])
+    return out, starts
+
+
+def tiles(spans: Sequence[Span], starts: Sequence[int], most: int) -> list[list[Tile]]:
+    """Of each span its rows in tiles of up to `most`; starts: of their page tables."""
+    out, row = [], 0
+    for span, table in zip(spans, starts, strict=True):
+        seen = limits(span)
+        own = []
+        for start in range(0, span.rows, most):
+            end = min(start + most, span.rows)
+            extent = span.extent if end > span.suffix else seen[end - 1]
+            own.append(Tile(row + start, end - start, table, span.length, seen[start], extent))
+        out.append(own)
+        row += span.rows
+    return out
+
+
+def items(work: Sequence[Tile], grid: Grid) -> array[int]:
+    """The items of these tiles, FIELDS integers each, long walks first: at most len(work) + grid.programs of them, and
+    at most grid.programs splits of tiles that are split."""
+    total = sum(tile.extent for tile in work)
+    out = array("q")
+    place = 0
+    for tile in sorted(work, key=lambda tile: -tile.extent):
+        splits = max(1, tile.extent * grid.programs // max(1, total))
+        chunk = -(-tile.extent // (splits * grid.block)) * grid.block
+        splits = max(1, -(-tile.extent // max(1, chunk)))
+        for split in range(splits):
+            begin, end = split * chunk, min(tile.extent, (split + 1) * chunk)
+            out.extend((tile.row, tile.rows, tile.table, tile.length, tile.least, begin, end, place, split, splits))
+        place += splits if splits > 1 else 0
+    return out

@@ -1,0 +1,160 @@
+"""Attention by our own Triton kernel: decode tokens, verify trees and prefill chunks in one kind of call.
+
+Knows how spans become the integers that the kernel reads, and where these lie. Does not know why a row sees what it
+sees. A plan is one array of integers whose places depend only on a bucket's sizes, so that a captured step can read
+the next plan from the same buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from distspec.attention import kernels, tiles
+from distspec.attention.base import Bucket, Span
+from distspec.attention.tiles import FIELDS, Grid
+from distspec.kv.pool import KVPool
+
+_LANES = (16, 32, 64, 128)
+"""Rows x heads of a group that one program may hold."""
+
+_LANES_FLOAT32 = (16, 32)
+"""In ieee precision there are no tensor cores, and a wide tile would not fit the registers."""
+
+_CPU_PROGRAMS = 6
+"""In the interpreter, where splitting is only of use to tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """items: int64 [n, FIELDS]. lanes: rows x heads of a program."""
+
+    items: Tensor
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """write: int64 [rows], where keys and values go. limits: int64 [rows]; masks: int64 [rows * words]; pages: int64,
+    the page tables of the spans one after the other."""
+
+    write: Tensor
+    limits: Tensor
+    masks: Tensor
+    pages: Tensor
+    words: int
+    launches: tuple[_Launch, ...]
+
+
+class TritonBackend:
+    """See AttentionBackend and StaticPlans."""
+
+    def __init__(self, pool: KVPool, page_size: int, num_heads: int) -> None:
+        _, _, _, self._kv_heads, self._dim = pool.data.shape
+        self._pool = pool
+        self._page_size = page_size
+        self._group = num_heads // self._kv_heads
+        self._device = pool.data.device
+        self._pad = max(16, triton.next_power_of_2(self._dim))
+        full = pool.data.dtype == torch.float32
+        least = max(16, triton.next_power_of_2(self._group))
+        self._lanes = [n for n in (_LANES_FLOAT32 if full else _LANES) if n >= least] or [least]
+        self._precision = "ieee" if full else "tf32"  # of half-precision operands it changes nothing
+        cuda = self._device.type == "cuda"
+        count = torch.cuda.get_device_properties(self._device).multi_processor_count if cuda else 0
+        self._programs = count or _CPU_PROGRAMS
+        places = max(self._grid(lanes).programs for lanes in self._lanes)
+        shape = (places, self._kv_heads, self._lanes[-1])
+        self._partial = torch.empty(*shape, self._pad, dtype=torch.float32, device=self._device)
+        self._sums = torch.empty(shape, dtype=torch.float32, device=self._device)
+        self._counts = torch.zeros(shape[:2], dtype=torch.int32, device=self._device)
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def plan(self, spans: Sequence[Span]) -> Plan:
+        groups: dict[int, list[Span]] = {}
+        for span in spans:
+            groups.setdefault(self._lanes_for(span.rows), []).append(span)
+        rows, words = sum(span.rows for span in spans), tiles.words(spans)
+        pages, starts = tiles.tables(spans, self._page_size)
+        sizes = [rows, rows, rows * words]
+        integers = tiles.common(spans, rows, words, spare=self._pool.spare)
+        for lanes in groups:
+            found = self._work(spans, starts, lanes, [self._lanes_for(span.rows) == lanes for span in spans])
+            integers += found
+            sizes.append(len(found))
+        integers += pages
+        device = torch.frombuffer(integers, dtype=torch.int64).to(self._device, non_blocking=True)
+        write, limits, masks, *items, table = device.split_with_sizes([*sizes, len(pages)])
+        launches = tuple(_Launch(part.view(-1, FIELDS), lanes) for part, lanes in zip(items, groups, strict=True))
+        return Plan(write, limits, masks, table, words, launches)
+
+    def buckets(self, rows: int, words: int) -> list[Bucket]:
+        narrow, wide = self._lanes_for(1), self._lanes_for(rows)
+        return [Bucket(rows, words, lanes) for lanes in self._lanes if narrow <= lanes <= wide]
+
+    def bucket(self, spans: Sequence[Span], rows: int, words: int) -> Bucket | None:
+        if tiles.words(spans) > words:
+            return None
+        return Bucket(rows, words, self._lanes_for(max(span.rows for span in spans)))
+
+    def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> array[int]:
+        pages, starts = tiles.tables(spans, self._page_size)
+        out = tiles.common(spans, bucket.rows, bucket.words, spare=self._pool.spare)
+        found = self._work(spans, starts, bucket.kind, [True] * len(spans))
+        out += found
+        out.extend([0] * (self._items(bucket) * FIELDS - len(found)))
+        out += pages
+        return out
+
+    def bind(self, integers: Tensor, bucket: Bucket) -> Plan:
+        rows, items = bucket.rows, self._items(bucket) * FIELDS
+        sizes = [rows, rows, rows * bucket.words, items]
+        write, limits, masks, found, pages = integers.split_with_sizes([*sizes, len(integers) - sum(sizes)])
+        return Plan(write, limits, masks, pages, bucket.words, (_Launch(found.view(-1, FIELDS), bucket.kind),))
+
+    # -- the call --------------------------------------------------------------------------------
+
+    def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
+        keys, values = self._pool.layers[layer]
+        out = torch.empty(q.shape[0], q.shape[1] * self._dim, dtype=q.dtype, device=q.device)
+        for launch in plan.launches:
+            narrow = launch.lanes < 64
+            together = max(1, (128 if narrow else 256) // launch.lanes)
+            kernels.attend[len(launch.items), self._kv_heads](
+                q, keys, values, out, launch.items, plan.pages, plan.limits, plan.masks,
+                self._partial, self._sums, self._counts, q.stride(0), q.stride(1), plan.words,
+                self._dim**-0.5 * math.log2(math.e),
+                KV_HEADS=self._kv_heads, GROUP=self._group, DIM=self._dim, DIM_PAD=self._pad, PAGE=self._page_size,
+                M=launch.lanes, N=self._grid(launch.lanes).block, TOGETHER=together,
+                STAGES=3 if self._precision == "tf32" else 1, PRECISION=self._precision, num_warps=4 if narrow else 8,
+            )  # fmt: skip
+        return out
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _lanes_for(self, rows: int) -> int:
+        """The least that holds so many rows, or the most there is."""
+        return next((n for n in self._lanes if rows * self._group <= n), self._lanes[-1])
+
+    def _grid(self, lanes: int) -> Grid:
+        # Two narrow programs share a multiprocessor, so that one computes while the other waits for its keys.
+        programs = self._programs * (2 if lanes < 128 else 1)
+        block = 32 if self._precision == "ieee" else 64
+        return Grid(rows=lanes // self._group, block=block, programs=max(1, programs // self._kv_heads))
+
+    def _items(self, bucket: Bucket) -> int:
+        """Room for the items of any spans that the bucket holds: see tiles.items."""
+        return bucket.rows + self._grid(bucket.kind).programs
+
+    def _work(self, spans: Sequence[Span], starts: Sequence[int], lanes: int, chosen: Sequence[bool]) -> array[int]:
+        """The items of the chosen spans."""
+        grid = self._grid(lanes)
+        found = tiles.tiles(spans, starts, grid.rows)
+        return tiles.items([tile for own, is_one in zip(found, chosen, strict=True) if is_one for tile in own], grid)

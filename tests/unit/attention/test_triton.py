@@ -1,0 +1,90 @@
+"""Our Triton kernel, in Triton's interpreter, against attention written out row by row."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distspec.attention import Span
+from distspec.attention.triton import TritonBackend
+from distspec.kv.pool import KVPool
+from distspec.models.base import Paged
+from tests.unit.attention.test_sdpa import CPU, DIM, by_the_book, compare, random_span
+
+pytestmark = pytest.mark.needs("interpreter")
+SIZES = st.lists(st.sampled_from([1, 1, 2, 6, 20]), min_size=1, max_size=4)
+HEADS = st.sampled_from([(4, 4), (6, 2), (3, 1)])
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 16, 64]), HEADS, SIZES, st.sampled_from([8, 16, 20]))
+def test_rows_see_their_path_and_nothing_else(
+    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int], dim: int
+) -> None:
+    compare(TritonBackend, seed, page_size, heads, sizes, CPU, torch.float32, dim)
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 2**32), st.sampled_from([1, 4, 16]), HEADS, SIZES)
+def test_a_buffer_that_holds_the_integers_of_another_step_is_another_plan(
+    seed: int, page_size: int, heads: tuple[int, int], sizes: list[int]
+) -> None:
+    """As a captured step does it: padded to a bucket, and read from where the step before was read from."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed % 2**31)
+    count = 1000 // page_size + 40
+    pool = KVPool(1, count * page_size, heads[1], DIM, dtype=torch.float32, device=CPU)
+    pool.data.normal_()
+    backend = TritonBackend(pool, page_size, heads[0])
+    buffer = torch.full((20_000,), -7)
+    plans = {}
+    for _ in range(2):
+        pages = list(range(count))
+        spans = [random_span(draw, pages, page_size, rows) for rows in sizes]
+        rows = sum(span.rows for span in spans)
+        bucket = backend.bucket(spans, 1 << (rows - 1).bit_length(), words=4)
+        assert bucket in backend.buckets(bucket.rows, 4)
+        integers = torch.tensor(backend.lay_out(spans, bucket))
+        buffer[: len(integers)] = integers
+        plan = plans.setdefault(bucket, backend.bind(buffer, bucket))
+        q, k, v = (torch.randn(bucket.rows, n, DIM) for n in (heads[0], heads[1], heads[1]))
+        keys, values = (tensor.clone() for tensor in pool.layers[0])
+        got = Paged(pool.layers, plan.write, partial(backend.read, plan))(0, q, k, v)
+        where = torch.tensor([at for span in spans for at in span.write])
+        keys[where], values[where] = k[:rows], v[:rows]
+        assert torch.equal(pool.layers[0][0][:-1], keys[:-1])
+        want = by_the_book(spans, page_size, q[:rows], keys, values)
+        torch.testing.assert_close(got[:rows].double(), want, atol=1e-5, rtol=0)
+
+
+def test_a_path_through_scratch_with_holes() -> None:
+    """Over three words of the mask, their first and last bits too."""
+    pool = KVPool(1, 256, 1, DIM, dtype=torch.float32, device=CPU)
+    pool.data.normal_()
+    scratch = [50 + offset for offset in (0, 31, 32, 40, 63, 64, 95)]
+    spans = [Span([0], 50, 0, tuple(scratch[i % 2 : i + 1 : 2] for i in range(7)), scratch)]
+    q = torch.randn(7, 2, DIM)
+    backend = TritonBackend(pool, 256, 2)
+    got = backend.read(backend.plan(spans), 0, q)
+    torch.testing.assert_close(got.double(), by_the_book(spans, 256, q, *pool.layers[0]), atol=1e-5, rtol=0)
+
+
+def test_longer_masks_than_a_bucket_holds_have_none() -> None:
+    pool = KVPool(1, 256, 1, DIM, dtype=torch.float32, device=CPU)
+    span = Span([0], 4, 0, ([4 + 32],), [36])
+    assert TritonBackend(pool, 256, 1).bucket([span], 1, words=1) is None
+    assert TritonBackend(pool, 256, 1).bucket([span], 1, words=2) is not None
+
+
+def test_what_others_hold_cannot_matter_not_even_nan() -> None:
+    pool = KVPool(1, 64, 1, DIM, dtype=torch.float32, device=CPU)
+    pool.data[:, :, :8] = torch.nan
+    spans = [Span([5, 2], 8, 1, (), [11]), Span([4, 3, 7, 6], 13, 1, (), [24])]
+    backend = TritonBackend(pool, 4, 2)
+    out = backend.read(backend.plan(spans), 0, torch.randn(2, 2, DIM))
+    assert bool(out.isfinite().all())
