@@ -29,6 +29,24 @@ def bench() -> None:
     """One command each, also while there is one."""
 
 
+@app.command("kernels")
+def measure_kernels(
+    shapes: Annotated[str, typer.Option(help="Of models; see the names after `random:`.")] = (
+        "qwen3-0.6b,llama-1b,llama-8b,qwen3-32b"
+    ),
+    rows: Annotated[str, typer.Option(help="Numbers of rows.")] = "1,8,16,64",
+    forwards: Annotated[bool, typer.Option(help="Also whole forwards at a context of 1,024 tokens.")] = True,
+    json: Json = None,
+) -> None:
+    """Microseconds of each fused kernel beside the time that its bytes take, on one GPU, with random weights."""
+    from distspec.bench.kernels import measure
+    from distspec.bench.policies import numbers
+    from distspec.bench.report import report
+
+    counts = [int(count) for count in numbers("rows", rows, 1)]
+    report(measure([shape.strip() for shape in shapes.split(",")], counts, forwards=forwards), json)
+
+
 @app.command("offline")
 def measure_offline(
     against: Annotated[Literal["transformers"], typer.Option(help="The peer.")] = "transformers",
