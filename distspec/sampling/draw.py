@@ -95,13 +95,24 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     The same keys and logits give the same token on every worker (drafter-invariant coupling,
     arXiv 2408.07978).
     """
-    if logits.is_cuda and not rows.truncated:
-        from distspec.kernels.sample import draw_whole  # imports Triton
-
-        return draw_whole(logits, rows.temperature, rows.integers[:, 1:], GREEDY_BELOW)
+    if logits.is_cuda:
+        return _draw_fused(logits, rows)
     if not rows.sampled:
         return logits.argmax(dim=-1)
     return _perturbed(logits, rows).argmax(dim=-1)
+
+
+def _draw_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """As `draw`, with no noise in memory and nothing that the host must wait for."""
+    from distspec.kernels.sample import draw_whole  # imports Triton
+
+    temperature = rows.temperature
+    if rows.truncated:
+        # A greedy row loses nothing by truncation either: its best token always stays.
+        greedy = temperature < GREEDY_BELOW
+        reals = torch.cat((temperature.masked_fill(greedy, 1.0)[:, None], rows.reals[:, 1:]), dim=1)
+        logits, temperature = process(logits, replace(rows, reals=reals)), (~greedy).float()
+    return draw_whole(logits, temperature, rows.integers[:, 1:], GREEDY_BELOW)
 
 
 def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from distspec.kernels.sample import draw_whole
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import GREEDY_BELOW, SamplingRows, draw
-from distspec.sampling.draw import _perturbed
+from distspec.sampling.draw import _draw_fused, _perturbed
 from tests.unit.kernels.test_elementwise import CPU
 
 pytestmark = pytest.mark.needs("interpreter")
@@ -45,3 +45,23 @@ def test_the_draw_is_the_reference_s(rows: int, vocab: int, spread: float) -> No
 def test_the_noise_keeps_its_fine_steps_at_both_ends() -> None:
     """Flat logits over many tokens: the winner has a u near 1, and is found by the tail of the noise alone."""
     check_draw(40, 4096, 0.0, CPU)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**32), st.sampled_from([30, 3000]))
+def test_truncated_and_greedy_rows_share_a_draw(seed: int, vocab: int) -> None:
+    """What a GPU does where some rows are truncated: rows of every kind side by side."""
+    params = [
+        SamplingParams(
+            max_tokens=1,
+            seed=seed + row,
+            temperature=(0.0, 0.7, 1.2)[row % 3],
+            top_k=(0, 5)[row % 2],
+            top_p=(1.0, 0.8)[row // 2 % 2],
+            min_p=(0.0, 0.05)[row // 4 % 2],
+        )
+        for row in range(24)
+    ]
+    rows = SamplingRows.of(params, range(24), CPU)
+    logits = 3 * torch.randn(24, vocab, generator=torch.Generator().manual_seed(seed))
+    assert int((_draw_fused(logits, rows) != draw(logits, rows)).sum()) <= 1
