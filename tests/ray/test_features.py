@@ -13,7 +13,9 @@ from distspec import models
 from distspec.models.draft_checkpoint import random_draft, save_draft
 from distspec.models.eagle3 import Eagle3Config
 from distspec.workers import fleet as fleets
+from distspec.workers.build import build
 from distspec.workers.fleet import FleetHandle
+from distspec.workers.target import TargetWork
 from tests.ray.test_fleet import all_tokens, client_of, configuration, idle, kill
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -62,18 +64,15 @@ async def test_features_reach_the_draft_pool_and_survive_its_death(tiny_model: P
         handle.shutdown()
 
 
-async def test_a_local_drafter_gets_features_together_with_kv(tiny_model: Path, eagle3: Path) -> None:
-    """The prompt's are computed by a prefill worker."""
-    drafts = {"drafter": "eagle3", "draft_model": str(eagle3), "placement": "local"}
-    pools = {"verify": {"replicas": 0}, "draft": {"replicas": 0}}
-    handle = fleets.launch(configuration(tiny_model, "with-kv", speculation=drafts, pools=pools))
-    try:
-        async with client_of(handle) as client:
-            expected = await all_tokens(client, policy="ar")
-            assert await all_tokens(client, policy="sd") == expected
-        found = await counters(handle)
-        assert not found.get("faults")
-        assert not found.get("transfers_lost")
-        await idle(handle)
-    finally:
-        handle.shutdown()
+@pytest.mark.parametrize("placement", ["pool", "local"])
+def test_every_target_keeps_features_so_that_kv_is_the_same_wherever_it_goes(
+    placement: str, tiny_model: Path, eagle3: Path
+) -> None:
+    drafts = {"drafter": "eagle3", "draft_model": str(eagle3), "placement": placement}
+    config = configuration(tiny_model, "taps", speculation=drafts)
+    before = torch.get_num_threads()
+    for worker in ("prefill:0", "decode:0", "verify:0"):
+        work = build(config, worker, before, lambda action: None).work
+        assert isinstance(work, TargetWork)
+        assert work._engine.taps == (0, 1, 2)
+        assert work._engine.pool.features.shape[1] == 3 * work._engine.model.config.hidden_size
