@@ -1,4 +1,5 @@
-"""What crosses from one target worker to another is all that their engines keep of a position."""
+"""What crosses from one target worker to another is all that their engines keep of a position; to a draft worker, the
+features of a text, wherever they lie."""
 
 from __future__ import annotations
 
@@ -7,14 +8,29 @@ from random import Random
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from distspec import config
 from distspec.engine import Engine
-from distspec.protocol.messages import Message, Received, ReceiveKV, SendKV, Verdict
+from distspec.models import Taps
+from distspec.protocol.messages import (
+    Drop,
+    Extend,
+    Freed,
+    Message,
+    Received,
+    ReceiveKV,
+    SendFeatures,
+    SendKV,
+    TransferLost,
+    Verdict,
+)
+from distspec.protocol.values import ROOT, Node
 from distspec.rounds.desk import Desk
-from distspec.transfer.base import End
+from distspec.transfer.base import End, Incoming
 from distspec.workers.compute import Later
 from distspec.workers.target import TargetWork
+from tests.causal import Causal
 from tests.desks import CPU, GREEDY, Ticks, extend, model
 from tests.wire import Port, Wire
 
@@ -63,3 +79,119 @@ def test_kv_arrives_together_with_its_features(taps: tuple[int, ...]) -> None:
     assert bool(target.engine.features(0, range(length)).any()) == bool(taps)
     for worker in (source, target):
         worker.work.check()
+
+
+# -- features for a draft worker -----------------------------------------------------------------------
+
+TAPS = (2, 0)
+
+
+@torch.inference_mode()
+def dense(text: Sequence[int]) -> torch.Tensor:
+    """[len(text), F], by one forward without pages."""
+    found = Taps(TAPS)
+    model().forward(torch.tensor(text), torch.arange(len(text)), Causal(), found)
+    return found.features()
+
+
+class Taker:
+    """The end of a ticket at a draft worker."""
+
+    def __init__(self, wire: Wire, message: SendFeatures, width: int) -> None:
+        self.found = torch.zeros(message.length, width)
+        self.ended: list[str | None] = []
+        at = range(message.start, message.start + message.length)
+        Port(wire, End(message.peer, message.peer_incarnation)).receive(
+            Incoming(
+                message.ticket,
+                End("a", 1),
+                (at,),
+                lambda part: self.found[part.start - at.start : part.stop - at.start],
+                lambda part, content: None,
+                self.ended.append,
+            )
+        )
+
+
+def wanted(start: int, length: int, nodes: Sequence[int] = ()) -> SendFeatures:
+    return SendFeatures(
+        request=1, epoch=1, ticket=5, peer="d", peer_incarnation=1, start=start, length=length, nodes=tuple(nodes)
+    )
+
+
+def judged(source: Worker) -> list[int]:
+    """A prompt, then a tree below its end; the second branch of it is what will be committed. Returns its ids."""
+    source.work.receive(extend(1, PROMPT, GREEDY))
+    source.step()
+    tree = [(0, ROOT, 3), (1, ROOT, 4), (2, 1, 5), (3, 0, 5), (4, 2, 6)]
+    nodes = tuple(Node(id=id, parent=parent, token=token) for id, parent, token in tree)
+    source.work.receive(Extend(request=1, epoch=1, task=2, start=len(PROMPT), tokens=(9,), nodes=nodes))
+    source.step()
+    return [1, 2, 4]
+
+
+def commit(source: Worker, ids: Sequence[int]) -> None:
+    """The fates that follow a verdict, with work that moves KV and writes over what was left."""
+    start = len(PROMPT) + 1 + len(ids)
+    nodes = tuple(Node(id=10 + i, parent=ROOT, token=i) for i in range(4))
+    message = Extend(
+        request=1, epoch=1, task=3, start=start, tokens=(1, 2), nodes=nodes, commit=tuple(ids), drop=(0, 3)
+    )
+    source.work.receive(message)
+    source.step()
+
+
+@pytest.mark.parametrize("first", [0, len(PROMPT) - 2, len(PROMPT) + 2])
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_features_of_accepted_nodes_are_sent_whether_or_not_they_are_committed_here(first: int, when: str) -> None:
+    wire = Wire(Random(3))
+    source = Worker(wire, "a", 4, TAPS)
+    ids = judged(source)
+    text = (*PROMPT, 9, 4, 5, 6)
+    message = wanted(first, len(text) - first, ids)
+    if when == "after":
+        commit(source, ids)
+    taker = Taker(wire, message, 2 * model().config.hidden_size)
+    assert source.work.receive(message) == []
+    if when == "while":
+        commit(source, ids)
+    while moves := wire.movable():
+        wire.move(*moves[0])
+    assert taker.ended == [None]
+    torch.testing.assert_close(taker.found, dense(text)[first:], atol=1e-5, rtol=1e-5)
+    source.work.check()
+
+
+def test_a_drop_ends_the_ticket_and_frees_what_it_read() -> None:
+    wire = Wire(Random(3))
+    source = Worker(wire, "a", 4, TAPS)
+    ids = judged(source)
+    message = wanted(0, len(PROMPT) + 4, ids)
+    taker = Taker(wire, message, 2 * model().config.hidden_size)
+    source.work.receive(message)
+    wire.move(wire.ports[End("d", 1)], 5)
+    free = source.engine.books.allocator.free
+    assert source.work.receive(Drop(request=1, epoch=1)) == []
+    assert source.step() == [Freed(request=1, epoch=1)]
+    assert source.engine.books.allocator.free > free
+    while moves := wire.movable():
+        wire.move(*moves[0])
+    assert taker.ended == ["the link broke"]
+    source.work.check()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [wanted(0, len(PROMPT) + 2, (77,)), wanted(0, len(PROMPT) + 2, ()), wanted(0, len(PROMPT) + 9, (1, 2, 4))],
+    ids=["another node", "no node", "too far"],
+)
+def test_features_that_are_not_here_are_not_sent(message: SendFeatures) -> None:
+    source = Worker(Wire(Random(3)), "a", 4, TAPS)
+    judged(source)
+    [lost] = source.work.receive(message)
+    assert isinstance(lost, TransferLost)
+    assert (lost.ticket, lost.freed) == (5, False)
+    [unknown] = source.work.receive(replace(message, request=2))
+    assert isinstance(unknown, TransferLost)
+    assert not source.port.tickets
+    source.work.check()
