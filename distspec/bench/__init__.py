@@ -5,6 +5,7 @@ Knows commands; what they measure comes in with them, since most of it imports t
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -143,13 +144,14 @@ def _live(
     tokens: int,
     repetitions: int,
 ) -> list[Row]:
-    """On a fleet of its own; what it cannot run is said on stderr."""
+    """On a fleet of its own; what it cannot run, and how far it is, is said on stderr."""
     from distspec.bench import live
     from distspec.bench.prompts import prompts
     from distspec.config import load
 
     asked = load(config, overrides or ())
+    say = partial(typer.echo, err=True)
     for name, reason in live.choices(asked)[1].items():
-        typer.echo(f"without {name}: {reason}", err=True)
+        say(f"without {name}: {reason}")
     plan = live.Plan(batches, prompts(kind, asked.model.name), kind, tokens, repetitions)
-    return live.measure(asked, plan, address=address)
+    return live.measure(asked, plan, address=address, say=say)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from statistics import mean, median
@@ -87,19 +87,23 @@ class Run:
     before: Counted
     after: Counted
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second: those of the streams added up."""
+        return sum(pace(stream.arrivals) for stream in self.streams)
+
     def figures(self, config: Config) -> Measured:
-        """As a simulated run has them. Tokens per second: those of the streams added up. Busy shares are of the whole
-        run: of decode and verify workers, and of the workers that draft."""
+        """As a simulated run has them. Busy shares are of the whole run: of decode and verify workers, and of the
+        workers that draft."""
         pools, local = config.pools, config.speculation.placement == "local"
-        rate = sum(pace(stream.arrivals) for stream in self.streams)
         usages = [stream.usage for stream in self.streams]
         rounds = max(1, sum(usage.rounds for usage in usages))
         accepted = sum(usage.accepted for usage in usages)
         judged = self.after.judged - self.before.judged
         drafters = pools.decode.replicas if local else max(1, pools.draft.replicas)
         return Measured(
-            tokens_s=rate,
-            token_s=len(self.streams) / rate,
+            tokens_s=self.rate,
+            token_s=len(self.streams) / self.rate,
             accepted=accepted / rounds,
             hits=sum(usage.hits for usage in usages) / rounds,
             target_busy=self._share(self.before.target_s, self.after.target_s, _targets(config)),
@@ -132,13 +136,16 @@ def choices(config: Config) -> tuple[list[Choice], dict[str, str]]:
     return able, refused
 
 
-def measure(config: Config, plan: Plan, *, address: str | None = None) -> list[Row]:
+def measure(
+    config: Config, plan: Plan, *, address: str | None = None, say: Callable[[str], None] = lambda line: None
+) -> list[Row]:
     """Rows `policies/{policy}/b{batch}/{label}` in tokens per second, against `ar` of the same repetition; their names
     end in `/a{acceptance}` where guesses are made up.
 
     A fleet of its own is started once. Each repetition has prompts of its own, which all policies are given in turn,
     back and forth, so that what drifts hits all alike; their KV is cached before. value: the median repetition's;
-    ratio: the median of ratios. Raises ConfigError, FleetError, or RequestError for requests that do not fit.
+    ratio: the median of ratios. say: is told of every run, since all take minutes. Raises ConfigError, FleetError, or
+    RequestError for requests that do not fit.
     """
     from distspec.serving.cluster import cluster
     from distspec.serving.connect import launch
@@ -152,7 +159,7 @@ def measure(config: Config, plan: Plan, *, address: str | None = None) -> list[R
         stack.enter_context(cluster(address))
         handle = launch(config)
         stack.callback(handle.shutdown)
-        runs = asyncio.run(_all(handle, able, plan))
+        runs = asyncio.run(_all(handle, able, plan, say))
     here = context(config, plan)
     return [one for batch in plan.batches for one in rows(runs[batch], config, plan, batch, here)]
 
@@ -206,63 +213,70 @@ def context(config: Config, plan: Plan) -> Context:
 # -- on the fleet ----------------------------------------------------------------------------------
 
 
-async def _all(handle: FleetHandle, able: Sequence[Choice], plan: Plan) -> dict[int, dict[str, list[Run]]]:
-    """By batch and policy, in the order of repetitions."""
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A client of a fleet that nobody else uses."""
+
+    handle: FleetHandle
+    client: Client
+    plan: Plan
+    say: Callable[[str], None]
+
+    async def cell(self, able: Sequence[Choice], batch: int) -> dict[str, list[Run]]:
+        """By policy, in the order of repetitions."""
+        runs: dict[str, list[Run]] = {choice.name: [] for choice in able}
+        for choice in able:  # so that nothing is done for the first time; their prompts are others
+            run = await self._run(choice, range(-batch, 0))
+            self.say(f"b{batch} {choice.name}: warm after {run.took_s:.1f} s")
+        for repetition in range(self.plan.repetitions):
+            numbers = range(repetition * batch, (repetition + 1) * batch)
+            await asyncio.gather(*(self._stream(able[0], i, tokens=1) for i in numbers))  # caches the prompts
+            for choice in able if repetition % 2 == 0 else reversed(able):
+                run = await self._run(choice, numbers)
+                runs[choice.name].append(run)
+                self.say(f"b{batch} {choice.name}: {run.rate:.4g} tokens/s, {repetition + 1}/{self.plan.repetitions}")
+        return runs
+
+    async def _run(self, choice: Choice, numbers: range) -> Run:
+        await self._rest()
+        before = Counted.of(await self.handle.metrics())
+        began_s = time.perf_counter()
+        streams = await asyncio.gather(*(self._stream(choice, i, self.plan.tokens) for i in numbers))
+        took_s = time.perf_counter() - began_s
+        return Run(streams, took_s, before, Counted.of(await self.handle.metrics()))
+
+    async def _stream(self, choice: Choice, number: int, tokens: int) -> Stream:
+        """Greedy, whatever the end-of-sequence token says. The seed decides tokens that are made up."""
+        stream = Stream()
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, seed=number % (1 << 32))
+        speculation = SpeculationChoice(policy=choice.policy, num_speculative_tokens=choice.steps)
+        async for output in self.client.submit(self.plan.prompts(number), params, speculation):
+            if output.tokens:
+                stream.arrivals.append((time.perf_counter(), len(output.tokens)))
+                stream.tokens += output.tokens
+            stream.usage = output.usage or stream.usage
+        return stream
+
+    async def _rest(self) -> None:
+        """Until the workers have let go of everything, so that no run pays for the one before."""
+        while True:
+            workers = (await self.handle.status())["workers"].values()
+            if not any(worker["open"] for worker in workers):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def _all(
+    handle: FleetHandle, able: Sequence[Choice], plan: Plan, say: Callable[[str], None]
+) -> dict[int, dict[str, list[Run]]]:
+    """By batch and policy."""
     client = handle.client()
     await client.start()
     try:
-        return {batch: await _cell(handle, client, able, plan, batch) for batch in plan.batches}
+        session = _Session(handle, client, plan, say)
+        return {batch: await session.cell(able, batch) for batch in plan.batches}
     finally:
         await client.close()
-
-
-async def _cell(
-    handle: FleetHandle, client: Client, able: Sequence[Choice], plan: Plan, batch: int
-) -> dict[str, list[Run]]:
-    runs: dict[str, list[Run]] = {choice.name: [] for choice in able}
-    for choice in able:  # so that nothing is done for the first time; their prompts are others
-        await _run(handle, client, choice, plan, range(-batch, 0))
-    for repetition in range(plan.repetitions):
-        numbers = range(repetition * batch, (repetition + 1) * batch)
-        prefill = structs.replace(_params(plan, 0), max_tokens=1)
-        await asyncio.gather(*(_stream(client, plan.prompts(i), prefill, able[0]) for i in numbers))
-        for choice in able if repetition % 2 == 0 else reversed(able):
-            runs[choice.name].append(await _run(handle, client, choice, plan, numbers))
-    return runs
-
-
-def _params(plan: Plan, number: int) -> SamplingParams:
-    """Greedy, whatever the end-of-sequence token says. The seed decides tokens that are made up."""
-    return SamplingParams(max_tokens=plan.tokens, temperature=0.0, seed=number % (1 << 32))
-
-
-async def _run(handle: FleetHandle, client: Client, choice: Choice, plan: Plan, numbers: range) -> Run:
-    await _rest(handle)
-    before = Counted.of(await handle.metrics())
-    began_s = time.perf_counter()
-    streams = await asyncio.gather(*(_stream(client, plan.prompts(i), _params(plan, i), choice) for i in numbers))
-    took_s = time.perf_counter() - began_s
-    return Run(streams, took_s, before, Counted.of(await handle.metrics()))
-
-
-async def _stream(client: Client, prompt: Sequence[int], params: SamplingParams, choice: Choice) -> Stream:
-    stream = Stream()
-    speculation = SpeculationChoice(policy=choice.policy, num_speculative_tokens=choice.steps)
-    async for output in client.submit(prompt, params, speculation):
-        if output.tokens:
-            stream.arrivals.append((time.perf_counter(), len(output.tokens)))
-            stream.tokens += output.tokens
-        stream.usage = output.usage or stream.usage
-    return stream
-
-
-async def _rest(handle: FleetHandle) -> None:
-    """Until the workers have let go of everything, so that no run pays for the one before."""
-    while True:
-        workers = (await handle.status())["workers"].values()
-        if not any(worker["open"] for worker in workers):
-            return
-        await asyncio.sleep(0.01)
 
 
 # -- helpers ---------------------------------------------------------------------------------------
