@@ -123,12 +123,12 @@ def _steps_in(load: Load, sizes: Sizes, seconds: float) -> int:
 
 
 def _ripen(load: Load, bush: Bush, sizes: Sizes) -> float:
-    """Draft the levels that a round lacks, as `sd` would; seconds that takes."""
-    seconds = 0.0
-    while (lacking := sizes.steps - bush.height) > 0 and len(bush) < sizes.live:
-        bush.grow(lacking, sizes.topk, sizes.live)
-        seconds += load.hop_s + lacking * load.draft_s(sizes.topk)
-    return seconds
+    """Draft the levels that a round lacks, as `sd` would, in one growth; seconds that takes."""
+    lacking = sizes.steps - bush.height
+    if lacking <= 0 or len(bush) >= sizes.live:
+        return 0.0
+    bush.grow(lacking, sizes.topk, sizes.live)
+    return load.hop_s + lacking * load.draft_s(sizes.topk)
 
 
 def _tokens(bush: Bush, judged: list[int]) -> float:

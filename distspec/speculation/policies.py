@@ -190,14 +190,16 @@ class Branching(Sequential):
             return Growth(sizes.lookahead, sizes.fan, sizes.width, sizes.live)
         if now.quick and not now.asked and not len(now.tree):
             return Growth(sizes.steps, 1, 1, sizes.live, quick=True)
-        steps = min(sizes.steps, now.depth) - now.tree.height()
-        if steps < 1:
+        if self._is_ripe(now):
             return None
-        return Growth(steps, sizes.fan, max(sizes.topk, 1), sizes.live)
+        return Growth(min(sizes.steps, now.depth) - now.tree.height(), sizes.fan, sizes.topk, sizes.live)
 
     def _is_ripe(self, now: Situation) -> bool:
-        """What is drafted is as deep as a round that waits for its draft would be, or a quick drafter gave it."""
-        return now.tree.height() >= min(now.sizes.steps, now.depth) or (now.quick and now.asked and len(now.tree) > 0)
+        """What is drafted is as deep as a round that waits for its draft would be, or the drafter was waited for once:
+        where guesses are poor it grows more broadly than deep, and the levels that lack are not worth a second wait."""
+        if now.tree.height() >= min(now.sizes.steps, now.depth):
+            return True
+        return now.asked and len(now.tree) > 0 and (now.quick or not now.drafting)
 
 
 class BranchVerifying(Branching):

@@ -270,6 +270,16 @@ def test_ssd_asks_the_fallback_drafter_first_after_a_miss() -> None:
     assert play.wish() == [Submission("v0", tuple(ids))]  # although it is shorter than a round
 
 
+def test_ssd_waits_for_its_drafter_once_however_shallow_the_answer_is() -> None:
+    play = Play(POLICIES["ssd"](), ["v0"], replace(SIZES, steps=5))
+    assert play.wish() == []
+    assert play.drafting == Growth(5, SIZES.fan, 1, SIZES.live)
+    play.drafting = None
+    [first, _] = play.tree.add(play.tree.root, [1, 2], [-1, -1])
+    assert play.wish() == [Submission("v0", (first,))]
+    assert play.drafting == Growth(SIZES.lookahead, SIZES.fan, SIZES.width, SIZES.live)
+
+
 def test_ssd_tells_a_busy_drafter_at_once_where_the_text_went() -> None:
     play, chain = chained("ssd", 1, 3)
     play.wish()
