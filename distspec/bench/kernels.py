@@ -21,7 +21,7 @@ from distspec.kernels.accept import accept_and_move
 from distspec.kernels.activation import silu_mul
 from distspec.kernels.linear import Norm
 from distspec.kernels.norm import add_rms_norm
-from distspec.kernels.product import Product
+from distspec.kernels.product import Adder, Reader, Stream, float32_product
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.kernels.sample import draw_whole
 from distspec.kv.pool import KVPool
@@ -61,10 +61,10 @@ def measure(shapes: Sequence[str], rows: Sequence[int], forwards: bool) -> list[
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes read plus bytes written per second by a copy of a gibibyte."""
+    """Bytes read plus bytes written per second by a kernel over a gibibyte; copy engines are slower."""
     source = torch.randn(2**28, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / (timed([lambda: target.copy_(source)]) * 1e-6)
+    return 2 * source.nbytes / (timed([partial(torch.neg, source, out=target)] * 4) * 1e-6)
 
 
 def timed(calls: Sequence[Callable[[], object]], repetitions: int = 20) -> float:
@@ -109,23 +109,27 @@ def _kernels(config: ModelConfig, rows: int, device: torch.device) -> Iterator[C
 
 
 def _products(config: ModelConfig, rows: int, device: torch.device) -> Iterator[Case]:
+    """As they follow each other in a model: what reads the stream finds it prepared where the one before does that."""
     hidden, inner = config.hidden_size, config.intermediate_size
     attended = config.num_heads * config.head_dim
-    gain = Norm(_random(hidden, device=device), _EPS)
-    stream = _random(rows, hidden, device=device)
-    for name, outputs, inputs, make in (
-        ("qkv", attended + 2 * config.num_kv_heads * config.head_dim, hidden, partial(Product, norm=gain)),
-        ("output", hidden, attended, Product),
-        ("gate_up", 2 * inner, hidden, partial(Product, norm=gain, gated=True)),
-        ("down", hidden, inner, Product),
-        ("head", config.vocab_size, hidden, partial(Product, out_dtype=torch.float32)),
-    ):
+    norm = Norm(_random(hidden, device=device), _EPS)
+    fresh = Stream(_random(rows, hidden, device=device))
+    adders = (("output", attended), ("down", inner))
+    readers = (("qkv", attended + 2 * config.num_kv_heads * config.head_dim, False), ("gate_up", 2 * inner, True))
+    stream = fresh
+    for name, inputs in adders:
         x = _random(rows, inputs, device=device)
-        added = stream if name in ("output", "down") else None
-        weights = [_random(outputs, inputs, device=device) for _ in range(_copies(outputs * inputs * 2))]
-        written = rows * (4 * outputs if name == "head" else outputs if name == "gate_up" else 2 * outputs)
-        moved = outputs * inputs * 2 + x.nbytes + written + (stream.nbytes if added is not None else 0)
-        yield name, [partial(make(weight), x, added) for weight in weights], moved
+        weights = _weights(hidden, inputs, device)
+        stream = Adder(weights[0], norm)(x, fresh)
+        moved = weights[0].nbytes + x.nbytes + 2 * fresh.x.nbytes
+        yield name, [partial(Adder(weight, norm), x, fresh) for weight in weights], moved
+    for name, outputs, gated in readers:
+        weights = _weights(outputs, hidden, device)
+        moved = weights[0].nbytes + fresh.x.nbytes + rows * outputs * (1 if gated else 2)
+        yield name, [partial(Reader(weight, norm, gated=gated), stream) for weight in weights], moved
+    weights = _weights(config.vocab_size, hidden, device)
+    moved = weights[0].nbytes + fresh.x.nbytes + rows * config.vocab_size * 4
+    yield "head", [partial(float32_product, fresh.x, weight) for weight in weights], moved
 
 
 def _elementwise(config: ModelConfig, rows: int, device: torch.device) -> Iterator[Case]:
@@ -202,6 +206,11 @@ def _forward(model: Llama, sequences: int, rows: int, device: torch.device) -> C
 
 def _random(*shape: int, device: torch.device) -> Tensor:
     return torch.randn(shape, dtype=HALF, device=device)
+
+
+def _weights(outputs: int, inputs: int, device: torch.device) -> list[Tensor]:
+    scale = inputs**-0.5
+    return [scale * _random(outputs, inputs, device=device) for _ in range(_copies(outputs * inputs * 2))]
 
 
 def _copies(size_bytes: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from distspec.kernels.linear import Norm
 from distspec.kernels.norm import rms_norm
-from distspec.kernels.product import Product
+from distspec.kernels.product import Adder, Reader, Stream
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.models.base import Paged, Taps
 from distspec.models.config import ModelConfig
@@ -25,57 +25,57 @@ from distspec.models.config import ModelConfig
 class FusedLayer:
     """One decoder layer, the norm of what its attention reads included. norms: of heads, where there are any."""
 
-    qkv: Product
-    output: Product
-    gate_up: Product
-    down: Product
+    qkv: Reader
+    output: Adder
+    gate_up: Reader
+    down: Adder
     norms: HeadNorms | None
 
-    def __call__(self, index: int, x: Tensor, table: Tensor, positions: Tensor, attend: Paged) -> Tensor:
-        """x: residual stream [rows, hidden_size], which may be written to; table: a llama.rope_table. Returns the
-        stream that leaves the layer."""
+    def __call__(self, index: int, stream: Stream, table: Tensor, positions: Tensor, attend: Paged) -> Stream:
+        """table: a llama.rope_table. Returns the stream that leaves the layer, maybe in the memory of the old one."""
         keys, values = attend.layers[index]
-        q = rope_and_write(self.qkv(x), table, positions, attend.write, keys, values, self.norms)
-        x = self.output(attend.read(index, q), x)
-        return self.down(self.gate_up(x), x)
+        q = rope_and_write(self.qkv(stream), table, positions, attend.write, keys, values, self.norms)
+        stream = self.output(attend.read(index, q), stream)
+        return self.down(self.gate_up(stream), stream)
 
 
 class FusedStack:
     """All layers and the final norm. weights: of llama.parameters; rope: llama.rope_table on their device."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], rope: Tensor) -> None:
-        self._config = config
         self._embedding = weights["embedding"]
-        self._norm = weights["norm"]
         self._rope = rope
-        self._layers = [_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
+        names = [*(f"layers.{i}.attention_norm" for i in range(config.num_layers)), "norm"]
+        norms = [Norm(weights[name], config.rms_eps) for name in names]
+        self._norm = norms[-1]
+        self._layers = [
+            _layer(config, weights, f"layers.{i}.", norms[i], norms[i + 1]) for i in range(config.num_layers)
+        ]
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Paged, taps: Taps | None = None) -> Tensor:
         """See Model.forward."""
-        x = F.embedding(tokens, self._embedding)
+        stream = Stream(F.embedding(tokens, self._embedding))
         for i, layer in enumerate(self._layers):
-            _tap(taps, i, x)
-            x = layer(i, x, self._rope, positions, attend)
-        _tap(taps, len(self._layers), x)
-        return rms_norm(x, self._norm, self._config.rms_eps)
+            _tap(taps, i, stream)
+            stream = layer(i, stream, self._rope, positions, attend)
+        _tap(taps, len(self._layers), stream)
+        return rms_norm(stream.x, self._norm.weight, self._norm.eps)
 
 
-def _tap(taps: Taps | None, index: int, x: Tensor) -> None:
+def _tap(taps: Taps | None, index: int, stream: Stream) -> None:
     if taps is not None and index in taps.layers:
-        taps.take(index, x.clone())  # layers may write to their stream
+        taps.take(index, stream.x.clone())  # layers may write to their stream
 
 
-def _layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) -> FusedLayer:
-    def norm(name: str) -> Norm:
-        return Norm(weights[prefix + name], config.rms_eps)
-
-    norms = None
+def _layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str, before: Norm, behind: Norm) -> FusedLayer:
+    """before, behind: the norms of what attention reads, of this layer and of the next."""
+    norms, middle = None, Norm(weights[f"{prefix}mlp_norm"], config.rms_eps)
     if config.qk_norm:
         norms = HeadNorms(weights[f"{prefix}query_norm"], weights[f"{prefix}key_norm"], config.rms_eps)
     return FusedLayer(
-        qkv=Product(weights[f"{prefix}qkv"], weights.get(f"{prefix}qkv_bias"), norm=norm("attention_norm")),
-        output=Product(weights[f"{prefix}output"], weights.get(f"{prefix}output_bias")),
-        gate_up=Product(weights[f"{prefix}gate_up"], norm=norm("mlp_norm"), gated=True),
-        down=Product(weights[f"{prefix}down"]),
+        qkv=Reader(weights[f"{prefix}qkv"], before, weights.get(f"{prefix}qkv_bias")),
+        output=Adder(weights[f"{prefix}output"], middle, weights.get(f"{prefix}output_bias")),
+        gate_up=Reader(weights[f"{prefix}gate_up"], middle, gated=True),
+        down=Adder(weights[f"{prefix}down"], behind),
         norms=norms,
     )

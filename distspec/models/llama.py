@@ -80,9 +80,9 @@ class Head:
 
 def _head_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
     if fusible(weight):
-        from distspec.kernels.product import Product
+        from distspec.kernels.product import float32_product
 
-        return Product(weight, out_dtype=torch.float32)
+        return lambda hidden: float32_product(hidden, weight)
     if weight.is_cuda and weight.dtype != torch.float32:
         return lambda hidden: torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     # A CPU has no half-precision product with a float32 result, so it keeps the head in float32.

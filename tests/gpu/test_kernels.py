@@ -51,7 +51,7 @@ def test_norm_silu_and_rotary(rows: int, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("after", ["bias", "gated", "residual"])
+@pytest.mark.parametrize("after", ["bias", "gated", "residual", "prepared"])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 16, 40, 64])
 def test_products(rows: int, normed: bool, after: str, dtype: torch.dtype) -> None:

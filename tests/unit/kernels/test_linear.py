@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.kernels.linear import Norm, linear, linear_reference
+from distspec.kernels.linear import Norm, linear, linear_prepared, linear_reference, prepare_reference
+from distspec.kernels.norm import rms_norm_reference
 from distspec.kernels.tiles import Tile
 from tests.unit.kernels.test_elementwise import CPU, close
 
@@ -25,19 +24,35 @@ def check_linear(
     dtype: torch.dtype,
     shape: Tile,
 ) -> None:
-    """sizes: outputs and inputs. after: bias, gated or residual."""
+    """sizes: outputs and inputs. after: bias, gated, residual, or prepared: residual and made ready for a norm."""
     outputs, inputs = sizes
     doubled = 2 * outputs if after == "gated" else outputs
     x = torch.randn(rows, inputs).to(device, dtype)
     weight = (torch.randn(doubled, inputs) * inputs**-0.5).to(device, dtype)
-    options: dict[str, Any] = {
-        "bias": torch.randn(outputs).to(device, dtype) if after == "bias" else None,
-        "norm": Norm((1 + 0.1 * torch.randn(inputs)).to(device, dtype), 1e-5) if normed else None,
-        "gated": after == "gated",
-        "residual": torch.randn(rows, outputs).to(device, dtype) if after == "residual" else None,
-        "out_dtype": torch.float32 if after == "bias" else None,
-    }
-    got, want = linear(x, weight, **options, shape=shape), linear_reference(x, weight, **options)
+    norm = Norm((1 + 0.1 * torch.randn(inputs)).to(device, dtype), 1e-5) if normed else None
+    bias = torch.randn(outputs).to(device, dtype) if after == "bias" else None
+    added = torch.randn(rows, outputs).to(device, dtype) if after in ("residual", "prepared") else None
+    wide = torch.float32 if after == "bias" else None
+    want = linear_reference(x, weight, bias, norm=norm, gated=after == "gated", residual=added, out_dtype=wide)
+    if after == "prepared" and added is not None:
+        then = Norm((1 + 0.1 * torch.randn(outputs)).to(device, dtype), 1e-5)
+        read = x if norm is None else rms_norm_reference(x, norm.weight, norm.eps)
+        got, ready = linear_prepared(read, weight, None, added, then, shape)
+        book = prepare_reference(got, then)
+        close(ready.rows / 2, book.rows / 2)
+        torch.testing.assert_close(ready.squares.sum(0), book.squares[0], rtol=1e-4, atol=1e-4)
+    else:
+        early = norm is not None and shape.rows > 1
+        got = linear(
+            prepare_reference(x, norm) if early and norm is not None else x,
+            weight,
+            bias,
+            norm=None if early else norm,
+            gated=after == "gated",
+            residual=added,
+            out_dtype=wide,
+            shape=shape,
+        )
     assert got.dtype == want.dtype
     close(got.to(dtype) / 2, want.to(dtype) / 2)
 
@@ -52,7 +67,7 @@ SHARED = Tile(16, 8, 16, 2, 2, 1)
     st.sampled_from([(1, ONE), (2, ONE), (3, SOME), (18, SOME), (3, SHARED), (18, SHARED)]),
     st.sampled_from([(4, 16), (32, 64), (7, 24), (1, 5)]),
     st.booleans(),
-    st.sampled_from(["bias", "gated", "residual"]),
+    st.sampled_from(["bias", "gated", "residual", "prepared"]),
 )
 def test_products(work: tuple[int, Tile], sizes: tuple[int, int], normed: bool, after: str) -> None:
     rows, shape = work
