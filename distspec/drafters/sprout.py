@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from distspec.drafters.base import Proposal
 from distspec.protocol.odds import share
@@ -16,7 +17,8 @@ from distspec.protocol.values import ROOT, Shape
 
 @dataclass(slots=True)
 class _Node:
-    """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token."""
+    """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token.
+    depth: levels below the end of the text; value: log of how likely the path is; both as of the last ranking."""
 
     token: int
     parent: int
@@ -25,17 +27,23 @@ class _Node:
     ends: bool
     children: list[int] = field(default_factory=list)
     expanded: bool = False
+    depth: int = 0
+    value: float = 0.0
 
 
 class Sprout:
     """Nodes by id; ids are never used again. ROOT is the end of the text, whatever it is at the moment.
 
     Nothing grows below a stop token that was guessed. One that the text itself ends with did not stop it.
+
+    All nodes are ranked when the text or the odds have changed; between, a step of growth costs what it adds.
     """
 
     def __init__(self) -> None:
         self._next = 0
         self._nodes: dict[int, _Node] = {ROOT: _Node(-1, ROOT, 0, 0.0, ends=False)}
+        self._odds: Sequence[float] | None = None  # that nodes are ranked by; None: they are not
+        self._open: list[tuple[float, int]] = []  # heap of (-value, id); of equals, the one that was there first
 
     def __len__(self) -> int:
         """Nodes below the end of the text."""
@@ -91,17 +99,20 @@ class Sprout:
 
     def frontier(self, shape: Shape) -> list[int]:
         """Nodes to expand next, best first: at most shape.width, as far as shape.nodes and shape.depth leave room."""
+        if self._odds != shape.odds:
+            self._rank(shape.odds)
         room = -(-(shape.nodes - len(self)) // shape.topk)
-        open_ = []
-        depth, value = {ROOT: 0}, {ROOT: 0.0}
-        for id, node in self._nodes.items():
-            if id != ROOT:
-                depth[id] = depth[node.parent] + 1
-                value[id] = value[node.parent] + worth(node.rank, node.score, shape.odds)
-            if not node.expanded and not node.ends and depth[id] < shape.depth:
-                open_.append(id)
-        open_.sort(key=lambda id: -value[id])  # stable: of equals the one that was there first
-        return open_[: max(0, min(shape.width, room))]
+        most, seen, best = max(0, min(shape.width, room)), list[tuple[float, int]](), list[int]()
+        while self._open and len(best) < most:
+            entry = heappop(self._open)
+            node = self._nodes[entry[1]]
+            if not node.expanded:
+                seen.append(entry)  # who asks may not expand it
+                if node.depth < shape.depth:
+                    best.append(entry[1])
+        for entry in seen:
+            heappush(self._open, entry)
+        return best
 
     def expand(
         self, id: int, guesses: Iterable[tuple[int, float]], shape: Shape, stop: Collection[int] = ()
@@ -115,6 +126,8 @@ class Sprout:
             child, self._next = self._next, self._next + 1
             self._nodes[child] = _Node(token, id, rank, score, ends=token in stop)
             node.children.append(child)
+            if self._odds is not None:
+                self._place(child, self._odds)
         return list(node.children)
 
     def proposal(self) -> Proposal:
@@ -127,9 +140,27 @@ class Sprout:
             scores=tuple(node.score for node in nodes),
         )
 
+    def _rank(self, odds: Sequence[float]) -> None:
+        """Compare all nodes by these odds."""
+        self._odds, self._open = odds, []
+        root = self._nodes[ROOT]
+        root.depth, root.value = 0, 0.0
+        if not root.expanded:
+            self._open.append((0.0, ROOT))
+        for id in self:
+            self._place(id, odds)
+
+    def _place(self, id: int, odds: Sequence[float]) -> None:
+        """Rank a node whose parent is ranked."""
+        node = self._nodes[id]
+        above = self._nodes[node.parent]
+        node.depth, node.value = above.depth + 1, above.value + worth(node.rank, node.score, odds)
+        if not node.expanded and not node.ends:
+            heappush(self._open, (-node.value, id))
+
     def _reroot(self, root: _Node | None, kept: Sequence[int]) -> list[int]:
         """Make `root` (None: a fresh one) the end of the text; the ids that are gone and not `kept`."""
-        old = self._nodes
+        old, self._odds = self._nodes, None
         fresh = root or _Node(-1, ROOT, 0, 0.0, ends=False)
         fresh.ends = False
         self._nodes = {ROOT: fresh}
