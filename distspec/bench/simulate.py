@@ -15,9 +15,9 @@ import yaml
 
 from distspec.config import CONFIGS
 from distspec.coordinator.context import Settings
+from distspec.curve import Curve
 from distspec.errors import InvalidValue
 from distspec.sim.timed import Hardware, Load, Measured, TimedWorld
-from distspec.speculation.curve import Curve
 
 Sizes = dict[str, Any]
 """Some fields of Settings."""

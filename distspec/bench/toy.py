@@ -77,6 +77,9 @@ class ToyTarget:
     def ready(self) -> bool:
         return bool(self._extends or (self._leases and self._may_go))
 
+    def hold_s(self) -> float:
+        return 0.0
+
     def step(self) -> Sequence[Message]:
         replies: list[Message] = [_verdict(extend) for extend in self._extends]
         self._extends.clear()
@@ -128,6 +131,9 @@ class ToyDrafter:
 
     def ready(self) -> bool:
         return bool(self._drafts)
+
+    def hold_s(self) -> float:
+        return 0.0
 
     def step(self) -> Sequence[Message]:
         replies = [self._drafted(draft) for draft in self._drafts if draft.request in self._texts]

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from distspec.curve import Curve, Latency, Transport
 from distspec.protocol.messages import Hello
 from distspec.speculation.acceptance import Acceptance
 from distspec.speculation.cost import candidates, rate
-from distspec.speculation.curve import Curve, Latency, Transport
 from distspec.speculation.expected import Odds
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes

@@ -15,6 +15,7 @@ from torch import Tensor
 from distspec.drafters.base import Drafter
 from distspec.engine import Engine
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
+from distspec.muster import Muster
 from distspec.protocol.messages import (
     Draft,
     Drafted,
@@ -65,7 +66,8 @@ class Desk:
         self._drafter = drafter
         self._drafting = DraftDesk(drafter, clock, quick, self._features) if drafter is not None else None
         self._clock = clock
-        self._held = Holdings(engine, self._drafting)
+        self._muster = Muster()
+        self._held = Holdings(engine, self._drafting, self._muster)
         self._admission = Admission(engine, self._held, max_num_batched_tokens)
         self._outbox: list[Reply] = []
         self._arrivals = count()
@@ -98,6 +100,13 @@ class Desk:
         """A step would compute or say something."""
         drafts = self._drafting is not None and self._drafting.ready()
         return bool(self._outbox) or drafts or any(held.work is not None for held in self._held)
+
+    def hold_s(self) -> float:
+        """Seconds for which it pays to let others come before the next step, if nobody does: 0 to step at once."""
+        if self._outbox or (self._drafting is not None and self._drafting.ready()):
+            return 0.0
+        works = [held.work for held in self._held if held.work is not None]
+        return self._muster.wait_s(len(works), sum(work.rows for work in works), self._clock())
 
     def _open(self, message: Extend | Lease) -> list[Reply]:
         task = message.task if isinstance(message, Extend) else None
@@ -149,6 +158,7 @@ class Desk:
     def _begin(self, held: Held, message: Extend | Lease) -> list[Reply]:
         """Apply what was decided about nodes and take up the work. Raises IllegalTransition on a disagreement."""
         sequence = self._engine.sequence(held.slot)
+        self._muster.returned(held.request, self._clock())
         if held.lease is not None:
             raise IllegalTransition(f"request {held.request} is leased")
         cached = sequence.length if held.fresh else 0  # of the message's own tokens, which start at 0
@@ -211,6 +221,7 @@ class Desk:
         outcomes = self._engine.step([segment for _, segment in rows])
         ended_s = self._clock()
         step = (sum(segment.rows for _, segment in rows), ended_s - began_s)
+        self._muster.stepped(*step)
         for (held, segment), outcome in zip(rows, outcomes, strict=True):
             assert held.work is not None
             held.work.absorb(segment, outcome, began_s, step)
@@ -248,6 +259,7 @@ class Desk:
             span=span,
             step=work.step,
         )
+        self._muster.answered(held.request, len(work.outcomes), ended_s)
         return [verdict, *self._advance(held)]
 
     def _round(self, held: Held, work: Work, span: tuple[float, float]) -> Progress:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine
+from distspec.muster import Muster
 from distspec.protocol.messages import Extend, Freed, Lease, Refused, Revoke
 from distspec.protocol.values import Node, SamplingParams, Shape
 from distspec.rounds.drafting import DraftDesk
@@ -86,8 +87,9 @@ class Holdings:
     late write never lands in pages of somebody else.
     """
 
-    def __init__(self, engine: Engine, drafting: DraftDesk | None) -> None:
+    def __init__(self, engine: Engine, drafting: DraftDesk | None, muster: Muster) -> None:
         self._engine = engine
+        self._muster = muster
         self._drafting = drafting
         self._held: dict[int, Held] = {}
         self._closing: list[Held] = []
@@ -109,6 +111,7 @@ class Holdings:
     def release(self, held: Held) -> bool:
         """Let a request go. False if its slot has to wait for the end of a ticket."""
         del self._held[held.request]
+        self._muster.left(held.request)
         held.work = held.lease = None
         held.inbox.clear()
         if self._drafting is not None:

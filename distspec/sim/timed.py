@@ -16,11 +16,11 @@ from msgspec import structs
 from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
+from distspec.curve import Curve
 from distspec.protocol.messages import Drafted, FromWorker, Hello, Output, Progress, Submit, Verdict
 from distspec.protocol.values import SamplingParams, Usage
 from distspec.sim.timed_workers import SyntheticModel, TimedDrafter, TimedTarget
 from distspec.sim.violation import Violation
-from distspec.speculation.curve import Curve
 
 VOCAB = 32_768
 PROMPT = 4
@@ -39,12 +39,14 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """batch: requests that run at once, of max_tokens each. odds: how often the drafter's guesses are right."""
+    """batch: requests that run at once, of max_tokens each. odds: how often the drafter's guesses are right. apart_s:
+    seconds from one's arrival to the next one's."""
 
     batch: int
     odds: tuple[float, ...]
     max_tokens: int = 1 << 30
     seed: int = 0
+    apart_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,8 @@ class TimedWorld:
         for name in self._actors:
             self._tell(events.WorkerJoined(self._hello(name)))
         for i, key in enumerate(self.streams):
-            self._tell(events.FromClient("client", self._submit(i, key)))
+            submitted = events.FromClient("client", self._submit(i, key))
+            self._later(i * load.apart_s, partial(self._tell, submitted))
         self._later(TICK_S, self._tick)
 
     def run(self, tokens: int | None = None) -> None:
@@ -228,7 +231,7 @@ class TimedWorld:
 
     def _arrive(self, name: str, message: object) -> None:
         actor = self._actors[name]
-        self._answer(name, actor.worker.handle(message))
+        self._answer(name, actor.worker.handle(message, self.now_s))
         self._wake(name)
 
     def _answer(self, name: str, replies: list[FromWorker]) -> None:
@@ -251,11 +254,17 @@ class TimedWorld:
     def _wake(self, name: str) -> None:
         """Begin a step unless one runs. What arrives at the same moment is in it."""
         if not self._actors[name].steps:
-            self._actors[name].steps = True
             self._later(0.0, partial(self._begin, name))
 
     def _begin(self, name: str) -> None:
         actor = self._actors[name]
+        if actor.steps:
+            return
+        hold_s = actor.worker.hold_s(self.now_s)
+        if hold_s > 0:
+            self._later(hold_s, partial(self._begin, name))
+            return
+        actor.steps = True
         rows, replies = actor.worker.begin()
         if not rows:
             actor.steps = False
@@ -266,6 +275,9 @@ class TimedWorld:
         self._later(took_s, partial(self._end, name, rows, took_s, replies))
 
     def _end(self, name: str, rows: int, took_s: float, replies: list[FromWorker]) -> None:
+        actor = self._actors[name]
+        actor.steps = False
+        actor.worker.ended(rows, took_s, replies, self.now_s)
         span, step = (self.now_s - took_s, self.now_s), (rows, took_s)
         timed = [
             structs.replace(reply, span=span, step=step) if isinstance(reply, Verdict | Progress | Drafted) else reply

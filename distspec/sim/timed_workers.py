@@ -6,15 +6,14 @@ drafter. Does not know the coordinator's state, nor what time it is.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from msgspec import structs
 
 from distspec import synthetic
+from distspec.muster import Muster
 from distspec.protocol.messages import (
     Draft,
     Drafted,
@@ -32,8 +31,8 @@ from distspec.protocol.messages import (
     Verdict,
     Withdraw,
 )
-from distspec.protocol.odds import share
 from distspec.protocol.values import ROOT, SamplingParams, Shape, finish_reason
+from distspec.sim.sapling import Sapling
 from distspec.sim.violation import Violation
 
 
@@ -83,15 +82,18 @@ class TimedTarget:
         self.packets: list[tuple[str, int, int]] = []
         self.early: set[int] = set()
         self.nodes = 0
+        self.muster = Muster()
 
-    def handle(self, message: object) -> list[FromWorker]:
+    def handle(self, message: object, now_s: float) -> list[FromWorker]:
         """Take one message; replies that need no step."""
         match message:
             case Extend() | Lease():
                 self._take(message)
+                self.muster.returned(message.request, now_s)
             case Withdraw():
                 self._withdraw(message)
             case Drop():
+                self.muster.left(message.request)
                 if self.open.pop(message.request, None) is not None:
                     return [Freed(request=message.request, epoch=message.epoch)]
             case Revoke():
@@ -114,6 +116,14 @@ class TimedTarget:
         entry = self.open.get(request)
         return self._arrived(request) if entry is not None and entry.awaiting == ticket else []
 
+    def hold_s(self, now_s: float) -> float:
+        """How much longer the next step waits for more."""
+        ready = [entry for entry in self.open.values() if entry.works or entry.lease or entry.revoke]
+        if any(entry.revoke for entry in ready):
+            return 0.0
+        rows = sum(len(e.works[0].tokens) + len(e.works[0].nodes) if e.works else 1 for e in ready)
+        return self.muster.wait_s(len(ready), rows, now_s)
+
     def begin(self) -> tuple[int, list[FromWorker]]:
         """Take up what is ready: rows of the step (0: nothing is), and what is to be said when it ends."""
         rows, replies = 0, list[FromWorker]()
@@ -130,6 +140,14 @@ class TimedTarget:
                 rows += 1
                 replies.append(self._round(entry, entry.lease))
         return rows, replies
+
+    def ended(self, rows: int, took_s: float, replies: list[FromWorker], now_s: float) -> None:
+        """The step that `begin` began is over."""
+        self.muster.stepped(rows, took_s)
+        for reply in replies:
+            entry = self.open.get(reply.request) if isinstance(reply, Verdict) else None
+            if isinstance(reply, Verdict) and entry is not None and not entry.works and entry.lease is None:
+                self.muster.answered(reply.request, len(reply.outcomes), now_s)
 
     def _take(self, message: Extend | Lease) -> None:
         entry = self.open.get(message.request)
@@ -213,85 +231,6 @@ class TimedTarget:
 # -- drafter ---------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Leaf:
-    """worth: log of how likely the path is. position: in the text."""
-
-    token: int
-    parent: int
-    position: int
-    worth: float
-    score: float = 0.0
-    children: list[int] = field(default_factory=list)
-
-
-class Sapling:
-    """The tree below the end of one text. The best of those without children are found in a heap: what is committed
-    changes the worth of all that live by the same factor, so their order stays."""
-
-    def __init__(self) -> None:
-        self.root = 0
-        self.nodes = {0: _Leaf(-1, -1, -1, 0.0)}
-        self._open: list[tuple[float, int]] = []
-        self._next = 1
-
-    def append(self, token: int) -> None:
-        """The text goes on with this token; what does not is forgotten."""
-        old = self.nodes[self.root]
-        heir = next((child for child in old.children if self.nodes[child].token == token), None)
-        if heir is None:
-            self.root, self._next = self._next, self._next + 1
-            self.nodes = {self.root: _Leaf(token, -1, old.position + 1, 0.0)}
-            self._open = [(0.0, self.root)]
-            return
-        dead = [child for child in old.children if child != heir]
-        for id in dead:
-            dead.extend(self.nodes.pop(id).children)
-        del self.nodes[self.root]
-        self.root = heir
-
-    def frontier(self, shape: Shape) -> list[int]:
-        """The best nodes without children: at most shape.width, as far as shape.nodes and shape.depth leave room."""
-        room, picked, deep = shape.nodes - len(self.nodes) + 1, list[int](), list[tuple[float, int]]()
-        lowest = self.nodes[self.root].position + shape.depth
-        while self._open and room > 0 and len(picked) < shape.width:
-            entry = heappop(self._open)
-            if entry[1] not in self.nodes:
-                continue
-            if self.nodes[entry[1]].position >= lowest:
-                deep.append(entry)
-                continue
-            picked.append(entry[1])
-            room -= shape.topk
-        for entry in deep:
-            heappush(self._open, entry)
-        return picked
-
-    def expand(self, id: int, tokens: Sequence[int], shape: Shape, odds: Sequence[float]) -> None:
-        """Give a node its children, best first, as far as there is room. odds: how often they are right."""
-        node = self.nodes[id]
-        for rank, token in enumerate(tokens[: max(0, shape.nodes - len(self.nodes) + 1)]):
-            child, self._next = self._next, self._next + 1
-            score = _log(rank, odds)
-            worth = node.worth + (_log(rank, shape.odds) if shape.odds else score)
-            self.nodes[child] = _Leaf(token, id, node.position + 1, worth, score)
-            node.children.append(child)
-            heappush(self._open, (-worth, child))
-
-    def drafted(self, message: Draft) -> Drafted:
-        ids = [id for id in self.nodes if id != self.root]
-        index = {self.root: ROOT} | {id: i for i, id in enumerate(ids)}
-        return Drafted(
-            request=message.request,
-            epoch=message.epoch,
-            task=message.task,
-            base=self.nodes[self.root].position + 1,
-            tokens=tuple(self.nodes[id].token for id in ids),
-            parents=tuple(index[self.nodes[id].parent] for id in ids),
-            scores=tuple(self.nodes[id].score for id in ids),
-        )
-
-
 class TimedDrafter:
     """Slices: a step expands the frontier of every request that waits; those whose steps are done are answered."""
 
@@ -301,11 +240,18 @@ class TimedDrafter:
         self.inbox: list[Draft | Drop] = []
         self.waiting: dict[int, tuple[Draft, int]] = {}
 
-    def handle(self, message: object) -> list[FromWorker]:
+    def handle(self, message: object, now_s: float) -> list[FromWorker]:
         if not isinstance(message, Draft | Drop):
             raise Violation(f"{self.name} got {type(message).__name__}")
         self.inbox.append(message)
         return []
+
+    def hold_s(self, now_s: float) -> float:
+        """Its steps are short, and wait for nobody."""
+        return 0.0
+
+    def ended(self, rows: int, took_s: float, replies: list[FromWorker], now_s: float) -> None:
+        pass
 
     def begin(self) -> tuple[int, list[FromWorker]]:
         """As TimedTarget.begin. New drafts are taken up between steps, a request's last one counts."""
@@ -350,8 +296,3 @@ class TimedDrafter:
             tokens = self.model.guesses(params, node.position, node.token, shape.topk)
             sapling.expand(id, tokens, shape, self.model.odds)
         return len(chosen)
-
-
-def _log(rank: int, odds: Sequence[float]) -> float:
-    """Of how likely a guess of this rank is right."""
-    return math.log(max(share(rank, odds), 1e-9))

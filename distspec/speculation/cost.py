@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from distspec.curve import Curve
 from distspec.speculation.branches import branch_verifying, branching
-from distspec.speculation.curve import Curve
 from distspec.speculation.expected import Bush, Odds, survival, tau
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes

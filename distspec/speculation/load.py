@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distspec.speculation.curve import Curve
+from distspec.curve import Curve
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -31,6 +32,9 @@ class Work(Protocol):
 
     def ready(self) -> bool:
         """`step` has something to do."""
+
+    def hold_s(self) -> float:
+        """Seconds for which a step that is ready is better put off, so that more can come before it; 0 for none."""
 
     def step(self) -> Sequence[Message]:
         """Compute once, over all that is ready."""
@@ -92,7 +96,7 @@ class Compute(threading.Thread):
         self._begin()
         link: Link | None = None
         while True:
-            for item in self._arrived(wait=link is None or not self._work.ready()):
+            for item in self._arrived(self._pause_s(link)):
                 if item is None:
                     return
                 if isinstance(item, _Joined):
@@ -102,11 +106,18 @@ class Compute(threading.Thread):
                     self._prove(item)
                 elif link is not None and not self._try(link, partial(self._handle, item)):
                     link = None
-            if link is not None and self._work.ready() and not self._try(link, self._work.step):
+            if link is not None and self._pause_s(link) == 0 and not self._try(link, self._work.step):
                 link = None
 
-    def _arrived(self, wait: bool) -> list[_Joined | _Proof | Message | Later | None]:
-        items = [self._inbox.get()] if wait else []
+    def _pause_s(self, link: Link | None) -> float | None:
+        """How long to wait for messages before the next step; None: for ever."""
+        return self._work.hold_s() if link is not None and self._work.ready() else None
+
+    def _arrived(self, pause_s: float | None) -> list[_Joined | _Proof | Message | Later | None]:
+        items = []
+        if pause_s != 0:
+            with suppress(queue.Empty):
+                items.append(self._inbox.get(timeout=pause_s))
         while not self._inbox.empty():
             items.append(self._inbox.get())
         return items

@@ -34,6 +34,9 @@ class DraftWork:
     def ready(self) -> bool:
         return self._desk.ready()
 
+    def hold_s(self) -> float:
+        return 0.0  # its steps are short
+
     def step(self) -> Sequence[Message]:
         return self._desk.step()
 

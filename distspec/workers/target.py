@@ -54,6 +54,9 @@ class TargetWork:
     def ready(self) -> bool:
         return self._desk.ready()
 
+    def hold_s(self) -> float:
+        return self._desk.hold_s()
+
     def step(self) -> Sequence[Message]:
         return self._desk.step()
 

@@ -6,8 +6,8 @@ import pytest
 
 from distspec import synthetic
 from distspec.coordinator.context import Settings
+from distspec.curve import Curve
 from distspec.sim.timed import PROMPT, VOCAB, Hardware, Load, Measured, TimedWorld
-from distspec.speculation.curve import Curve
 
 ODDS = (0.8, 0.1, 0.03)
 T_V, T_D = 0.020, 0.0014
@@ -97,3 +97,13 @@ def test_overlap_and_trees_pay_as_they_should() -> None:
     assert tree > 1.15 * sd
     assert ssd > 1.1 * sd
     assert dsi > 1.15 * sd
+
+
+def test_requests_that_came_apart_yield_as_much_as_those_that_came_together() -> None:
+    """Of flat steps: taking turns in groups would nearly halve it."""
+    rates = []
+    for apart_s in (0.0, 0.003):
+        settings = Settings(policy="sd", static=False, steps=1)
+        world = TimedWorld(IDEAL, settings, Load(32, (0.5,), apart_s=apart_s))
+        rates.append(world.measure(100, warm=40).tokens_s)
+    assert rates[1] > 0.95 * rates[0]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from distspec.errors import TransferFailed
 from distspec.protocol.messages import (
@@ -109,7 +110,7 @@ def test_messages_that_wait_are_handled_in_order() -> None:
 
 def test_a_span_covers_all_steps_of_an_extend() -> None:
     verdict = answer(desk(engine(4), budget=4), extend(1, PROMPT))
-    assert verdict.span == (1.0, 6.0), "three steps, each read off a clock before and after"
+    assert verdict.span[1] - verdict.span[0] == 5.0, "three steps, each read off a clock before and after"
 
 
 def test_a_verdict_says_what_its_last_step_took() -> None:
@@ -126,6 +127,33 @@ def answer_at_once(subject: Desk) -> Verdict:
     [verdict] = subject.receive(then(10))
     assert isinstance(verdict, Verdict)
     return verdict
+
+
+def test_a_step_waits_for_a_request_that_was_just_answered_and_not_for_one_that_is_gone() -> None:
+    """Each read of the clock takes a second while the desk steps, so any step takes one, and nothing else any time."""
+    now_s, passes_s = [0.0], [0.0]
+
+    def clock() -> float:
+        now_s[0] += passes_s[0]
+        return now_s[0]
+
+    def work(*messages: Extend) -> None:
+        for message in messages:
+            subject.receive(message)
+        passes_s[0] = 1.0
+        run(subject)
+        passes_s[0] = 0.0
+        now_s[0] += 0.1  # until they come back
+
+    subject = Desk(engine(4), None, max_num_batched_tokens=64, clock=clock)
+    work(extend(1, PROMPT), extend(2, PROMPT))
+    for start in (10, 11, 12):
+        work(then(start, (4,)), replace(then(start, (4,)), request=2))
+    subject.receive(then(13, (4,)))
+    now_s[0] -= 0.05
+    assert subject.hold_s() == pytest.approx(0.05)
+    subject.receive(Drop(request=2, epoch=1))
+    assert subject.hold_s() == 0
 
 
 def test_long_prompts_and_running_streams_share_steps() -> None:

@@ -22,7 +22,8 @@ class Life:
 
 
 class Echo:
-    """Answers at once what is even, after a step what is odd, and breaks at `boom`."""
+    """Answers at once what is even, after a step what is odd, and breaks at `boom`. least: of what waits, that a step
+    waits for."""
 
     def __init__(self) -> None:
         self.waiting: list[str] = []
@@ -30,6 +31,7 @@ class Echo:
         self.lives: list[int] = []
         self.steps = 0
         self.leaks = False
+        self.least = 0
 
     def receive(self, message: Message) -> Sequence[Message]:
         self.threads.add(threading.get_ident())
@@ -43,6 +45,9 @@ class Echo:
 
     def ready(self) -> bool:
         return bool(self.waiting)
+
+    def hold_s(self) -> float:
+        return 60.0 if len(self.waiting) < self.least else 0.0
 
     def step(self) -> Sequence[Message]:
         self.threads.add(threading.get_ident())
@@ -165,3 +170,14 @@ def test_a_proof_reports_what_it_found_and_breaks_nothing(desk: Desk) -> None:
         desk.compute.check().result(30)
     desk.take(2)
     assert desk.hear(1) == [(1, "2")]
+
+
+def test_a_step_that_is_worth_a_wait_begins_when_the_others_have_come(desk: Desk) -> None:
+    desk.work.least = 3
+    desk.join(1)
+    desk.take(1, 3)
+    desk.take(2)
+    assert desk.hear(1) == [(1, "2")], "while it waits it takes what comes"
+    desk.take(5)
+    assert desk.hear(3) == [(1, "1"), (1, "3"), (1, "5")]
+    assert desk.work.steps == 1

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distspec.curve import GENERATION, STALE, Curve, Latency, Transport, quantile
 from distspec.errors import InvalidValue
-from distspec.speculation.curve import GENERATION, STALE, Curve, Latency, Transport, quantile
 
 points = st.dictionaries(st.integers(1, 512), st.floats(1e-4, 1.0), min_size=1, max_size=8).map(lambda d: [*d.items()])
 rows = st.integers(1, 2048)
