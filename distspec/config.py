@@ -51,7 +51,8 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Positive = 16
     max_num_batched_tokens: Positive = 512
     max_scratch_nodes: Positive = 64
-    attention_backend: Literal["auto", "sdpa", "triton"] = "auto"
+    attention_backend: Literal["auto", "sdpa", "triton", "flash"] = "auto"
+    cuda_graphs: bool = True
     prefix_cache: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9

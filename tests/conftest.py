@@ -58,7 +58,14 @@ def _interpreter() -> str | None:
     return None if os.environ.get("TRITON_INTERPRET") == "1" else "Triton's interpreter needed, kernels are compiled"
 
 
+def _flash() -> str | None:
+    from distspec.attention.flash import flash_package
+
+    return None if flash_package() else "vllm.vllm_flash_attn or vllm_flash_attn needed"
+
+
 PROBES: dict[str, Callable[[], str | None]] = {
+    "flash": _flash,
     "gpu": lambda: _gpus(1),
     "gpu2": lambda: _gpus(2),
     "interpreter": _interpreter,

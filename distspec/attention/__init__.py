@@ -8,14 +8,14 @@ from importlib.machinery import PathFinder
 import torch
 
 from distspec.attention.base import AttentionBackend, Bucket, Span, StaticPlans
+from distspec.attention.flash import FlashBackend, missing_for_flash
+from distspec.attention.sdpa import SdpaBackend
 from distspec.errors import InvalidValue
 
 __all__ = ["BACKENDS", "AttentionBackend", "Bucket", "Span", "StaticPlans", "choose"]
 
 
 def _sdpa() -> type[AttentionBackend]:
-    from distspec.attention.sdpa import SdpaBackend
-
     return SdpaBackend
 
 
@@ -25,20 +25,30 @@ def _triton() -> type[AttentionBackend]:
     return TritonBackend
 
 
-BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"sdpa": _sdpa, "triton": _triton}
+def _flash() -> type[AttentionBackend]:
+    return FlashBackend
+
+
+BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {
+    "flash": _flash,
+    "sdpa": _sdpa,
+    "triton": _triton,
+}
 """Each imports its own: not every machine has the packages of all."""
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> tuple[type[AttentionBackend], str]:
     """The backend that `name` stands for here, and why. name: `auto` or a key of BACKENDS.
 
-    Raises InvalidValue for one that is configured and cannot run here.
+    `auto` takes Triton's on every GPU that can run it: it alone has plans that a CUDA graph can read. Raises
+    InvalidValue for one that is configured and cannot run here.
     """
-    missing = _missing_for_triton(device)
+    missing = {"flash": missing_for_flash(device, dtype), "triton": _missing_for_triton(device)}
     if name == "auto":
-        return (_sdpa(), f"sdpa: {missing}") if missing else (_triton(), "triton: trees, chains and splits in one call")
-    if name == "triton" and missing:
-        raise InvalidValue("engine.attention_backend", name, f"sdpa: {missing}")
+        lacks = missing["triton"]
+        return (_sdpa(), f"sdpa: {lacks}") if lacks else (_triton(), "triton: trees, chains and splits in one call")
+    if lacks := missing.get(name):
+        raise InvalidValue("engine.attention_backend", name, f"sdpa: {lacks}")
     return BACKENDS[name](), f"{name}: configured"
 
 

@@ -75,12 +75,12 @@ class StaticPlans(Protocol):
     """What a backend offers beside if its plans are integers at places that only a bucket's sizes decide: a captured
     forward then reads the plan of the next step from the buffer of the last."""
 
-    def buckets(self, rows: int, words: int) -> Sequence[Bucket]:
-        """All that steps of up to so many rows may need."""
+    def buckets(self, rows: int, scratch: int) -> Sequence[Bucket]:
+        """All that steps of up to so many rows may need, whose nodes lie up to so many indices above the length."""
         ...
 
-    def bucket(self, spans: Sequence[Span], rows: int, words: int) -> Bucket | None:
-        """The one of `buckets` that fits spans of up to so many rows in all; None if their masks are longer."""
+    def bucket(self, spans: Sequence[Span], rows: int, scratch: int) -> Bucket | None:
+        """The one of `buckets` that fits spans of up to so many rows in all; None if nodes lie higher."""
         ...
 
     def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> array[int]:

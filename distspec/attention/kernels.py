@@ -14,32 +14,32 @@ import triton.language as tl
 @triton.jit
 def _block(q, keys, values, pages, masks, valid, limit, length, start, end, words, stride, scale, top, total, acc,
            DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr,
-           PRECISION: tl.constexpr):  # fmt: skip
+           PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
     """One step of the online softmax: N keys from `start` on. MASKED: not all rows see all of them."""
     index = start + tl.arange(0, N)
     inside = index < end
     dim = tl.arange(0, DIM_PAD)
     if MASKED or DIM != DIM_PAD:
-        page = tl.load(pages + index // PAGE, mask=inside, other=0)
+        page = tl.load(pages + index // PAGE, mask=inside, other=0).to(OFFSET)
         where = (page * PAGE + index % PAGE) * stride
         there = inside[:, None] & (dim < DIM)[None, :]
         k = tl.load(keys + where[None, :] + dim[:, None], mask=tl.trans(there), other=0.0)
         v = tl.load(values + where[:, None] + dim[None, :], mask=there, other=0.0)
     else:
-        where = (tl.load(pages + index // PAGE) * PAGE + index % PAGE) * stride
+        where = (tl.load(pages + index // PAGE).to(OFFSET) * PAGE + index % PAGE) * stride
         k = tl.load(keys + where[None, :] + dim[:, None])
         v = tl.load(values + where[:, None] + dim[None, :])
-    scores = tl.dot(q, k, input_precision=PRECISION) * scale
+    scores = tl.dot(q, k, input_precision=PRECISION)
     if MASKED:
         scratch = index - length
         look = valid[:, None] & (inside & (scratch >= 0))[None, :]
         bits = tl.load(masks[:, None] + (scratch // 32)[None, :], mask=look, other=0)
         seen = (index[None, :] < limit[:, None]) | (((bits >> (scratch % 32)[None, :]) & 1) == 1)
         scores = tl.where(seen, scores, float("-inf"))
-    best = tl.maximum(top, tl.max(scores, 1))
+    best = tl.maximum(top, tl.max(scores, 1) * scale)
     # A row that has seen nothing yet: -inf minus -inf is no number.
     safe = tl.where(best == float("-inf"), 0.0, best) if MASKED else best
-    weight = tl.exp2(scores - safe[:, None])
+    weight = tl.exp2(scores * scale - safe[:, None])
     keep = tl.exp2(top - safe)
     total = total * keep + tl.sum(weight, 1)
     acc = tl.dot(weight.to(v.dtype), v, acc * keep[:, None], input_precision=PRECISION)
@@ -47,28 +47,31 @@ def _block(q, keys, values, pages, masks, valid, limit, length, start, end, word
 
 
 @triton.jit
-def _merge(partial, sums, at, splits, valid, head, kv_heads, M: tl.constexpr, DIM_PAD: tl.constexpr,
-           TOGETHER: tl.constexpr):  # fmt: skip
-    """The splits at places `at` and following, weighted by their log-sums: [M, DIM_PAD]."""
-    rows, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+def _merge(partial, sums, at, splits, valid, step, M: tl.constexpr, DIM_PAD: tl.constexpr, TOGETHER: tl.constexpr):
+    """The splits whose log-sums begin at `sums` + `at` and every `step` further, weighted by these: [M, DIM_PAD]."""
+    lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, DIM_PAD], tl.float32)
-    for first in range(0, splits, TOGETHER):
-        split = first + tl.arange(0, TOGETHER)
-        place = ((at + split) * kv_heads + head)[:, None] * M + rows[None, :]
+    for first in range(0, splits, 32):
+        split = first + tl.arange(0, 32)
         there = (split < splits)[:, None] & valid[None, :]
         # Not from the cache of this multiprocessor, which others' stores do not reach.
-        log = tl.load(sums + place, mask=there, other=float("-inf"), cache_modifier=".cg")
-        part = tl.load(partial + place[:, :, None] * DIM_PAD + dim[None, None, :], mask=there[:, :, None], other=0.0,
-                       cache_modifier=".cg")  # fmt: skip
+        log = tl.load(sums + at + split[:, None] * step + lane[None, :], mask=there, other=float("-inf"),
+                      cache_modifier=".cg")  # fmt: skip
         new = tl.maximum(best, tl.max(log, 0))
         safe = tl.where(new == float("-inf"), 0.0, new)
-        weight = tl.exp2(log - safe[None, :])
-        keep = tl.exp2(best - safe)
-        total = total * keep + tl.sum(weight, 0)
-        acc = acc * keep[:, None] + tl.sum(part * weight[:, :, None], 0)
+        total = total * tl.exp2(best - safe) + tl.sum(tl.exp2(log - safe[None, :]), 0)
         best = new
+    best = tl.where(best == float("-inf"), 0.0, best)
+    acc = tl.zeros([M, DIM_PAD], tl.float32)
+    for first in range(0, splits, TOGETHER):
+        for more in tl.static_range(TOGETHER):  # loads that wait together
+            place = at + (first + more) * step + lane
+            there = valid & (first + more < splits)
+            log = tl.load(sums + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+            part = tl.load(partial + place[:, None] * DIM_PAD + dim[None, :], mask=there[:, None], other=0.0,
+                           cache_modifier=".cg")  # fmt: skip
+            acc += part * tl.exp2(log - best)[:, None]
     return acc / tl.where(total == 0, 1.0, total)[:, None]
 
 
@@ -76,22 +79,22 @@ def _merge(partial, sums, at, splits, valid, head, kv_heads, M: tl.constexpr, DI
 def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
            M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,
-           PRECISION: tl.constexpr):  # fmt: skip
+           PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
     """One item for one KV head: rows of a tile x query heads of the group, M at most, against its keys.
 
     Grid (items, kv_heads). q: [rows, heads, DIM] with strides q_row, q_head, 1; keys, values: [locations, KV_HEADS,
     DIM]; out: [rows, heads * DIM]; pages, limits, masks, items: int64, see tiles.py. partial: float32 [splits,
     KV_HEADS, M, DIM_PAD], sums: float32 [splits, KV_HEADS, M], counts: int32 [splits, KV_HEADS], 0 before and after.
-    scale: of the scores, times log2(e).
+    scale: of the scores, times log2(e). OFFSET: integers that hold every offset in the keys.
     """
     head = tl.program_id(1)
     item = items + tl.program_id(0) * 10
     rows = tl.load(item + 1)
     if rows == 0:
         return
-    row, length, least = tl.load(item), tl.load(item + 3), tl.load(item + 4)
-    begin, end = tl.load(item + 5), tl.load(item + 6)
-    at, split, splits = tl.load(item + 7), tl.load(item + 8), tl.load(item + 9)
+    row, length, least = tl.load(item), tl.load(item + 3).to(tl.int32), tl.load(item + 4).to(tl.int32)
+    begin, end = tl.load(item + 5).to(tl.int32), tl.load(item + 6).to(tl.int32)
+    at, split, splits = tl.load(item + 7).to(tl.int32), tl.load(item + 8).to(tl.int32), tl.load(item + 9).to(tl.int32)
     pages += tl.load(item + 2)
     lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
     own = row + lane // GROUP
@@ -111,10 +114,10 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
     full = begin + tl.maximum(tl.minimum(end, least) - begin, 0) // N * N
     for start in tl.range(begin, full, N, num_stages=STAGES):
         top, total, acc = _block(x, keys, values, pages, mask, valid, limit, length, start, end, words, stride, scale,
-                                 top, total, acc, DIM, DIM_PAD, PAGE, N, False, PRECISION)  # fmt: skip
+                                 top, total, acc, DIM, DIM_PAD, PAGE, N, False, PRECISION, OFFSET)  # fmt: skip
     for start in tl.range(full, end, N, num_stages=1):
         top, total, acc = _block(x, keys, values, pages, mask, valid, limit, length, start, end, words, stride, scale,
-                                 top, total, acc, DIM, DIM_PAD, PAGE, N, True, PRECISION)  # fmt: skip
+                                 top, total, acc, DIM, DIM_PAD, PAGE, N, True, PRECISION, OFFSET)  # fmt: skip
 
     total = tl.where(total == 0, 1.0, total)  # rows that see none of these keys
     result = acc / total[:, None]
@@ -128,6 +131,7 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
         tl.debug_barrier()
         count = counts + at * KV_HEADS + head
         if tl.atomic_add(count, 1, sem="acq_rel") == splits - 1:
-            merged = _merge(partial, sums, at, splits, valid, head, KV_HEADS, M, DIM_PAD, TOGETHER)
+            first = (at * KV_HEADS + head) * M
+            merged = _merge(partial, sums, first, splits, valid, KV_HEADS * M, M, DIM_PAD, TOGETHER)
             tl.store(target, merged.to(out.dtype.element_ty), mask=shape)
             tl.store(count, 0)

@@ -55,7 +55,12 @@ def limits(span: Span) -> list[int]:
 
 def words(spans: Iterable[Span]) -> int:
     """Words of a mask that holds what any node sees of the scratch; at least one."""
-    return max(1, -(-max((span.extent - span.length for span in spans), default=0) // BITS))
+    return words_for(max((span.extent - span.length for span in spans), default=0))
+
+
+def words_for(scratch: int) -> int:
+    """Words of a mask of so many bits; at least one."""
+    return max(1, -(-scratch // BITS))
 
 
 def masks(span: Span, count: int) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -21,13 +21,31 @@ from distspec.attention.base import Bucket, Span
 from distspec.attention.tiles import FIELDS, Grid
 from distspec.kv.pool import KVPool
 
-_LANES = (16, 32, 64, 128)
-"""Rows x heads of a group that one program may hold."""
 
-_LANES_FLOAT32 = (16, 32)
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How programs of so many rows x heads of a group (`lanes`) run. block: keys read at once; warps; stages: blocks on
+    their way; resident: programs that share a multiprocessor, so that one computes while another waits for its keys;
+    together: splits that a merge waits for at once."""
+
+    lanes: int
+    block: int
+    warps: int
+    stages: int
+    resident: int
+    together: int
+
+
+_HALF = (
+    _Shape(16, 128, 4, 2, 2, 8),
+    _Shape(32, 128, 4, 2, 2, 4),
+    _Shape(64, 64, 4, 2, 2, 2),
+    _Shape(128, 128, 8, 2, 1, 2),
+)
+_FULL = (_Shape(16, 32, 4, 1, 2, 8), _Shape(32, 32, 4, 1, 2, 4))
 """In ieee precision there are no tensor cores, and a wide tile would not fit the registers."""
 
-_CPU_PROGRAMS = 6
+_CPU_PROCESSORS = 3
 """In the interpreter, where splitting is only of use to tests."""
 
 
@@ -63,14 +81,18 @@ class TritonBackend:
         self._device = pool.data.device
         self._pad = max(16, triton.next_power_of_2(self._dim))
         full = pool.data.dtype == torch.float32
-        least = max(16, triton.next_power_of_2(self._group))
-        self._lanes = [n for n in (_LANES_FLOAT32 if full else _LANES) if n >= least] or [least]
+        shapes = _FULL if full else _HALF
+        most = replace(shapes[-1], lanes=max(shapes[-1].lanes, int(triton.next_power_of_2(self._group))))
+        self._shapes: dict[int, _Shape] = {
+            shape.lanes: shape for shape in (*shapes[:-1], most) if shape.lanes >= self._group
+        }
         self._precision = "ieee" if full else "tf32"  # of half-precision operands it changes nothing
+        self._offset = triton.language.int32 if pool.layers[0][0].numel() < 2**31 else triton.language.int64
         cuda = self._device.type == "cuda"
         count = torch.cuda.get_device_properties(self._device).multi_processor_count if cuda else 0
-        self._programs = count or _CPU_PROGRAMS
-        places = max(self._grid(lanes).programs for lanes in self._lanes)
-        shape = (places, self._kv_heads, self._lanes[-1])
+        self._processors = count or _CPU_PROCESSORS
+        places = max(self._grid(lanes).programs for lanes in self._shapes)
+        shape = (places, self._kv_heads, max(self._shapes))
         self._partial = torch.empty(*shape, self._pad, dtype=torch.float32, device=self._device)
         self._sums = torch.empty(shape, dtype=torch.float32, device=self._device)
         self._counts = torch.zeros(shape[:2], dtype=torch.int32, device=self._device)
@@ -95,11 +117,13 @@ class TritonBackend:
         launches = tuple(_Launch(part.view(-1, FIELDS), lanes) for part, lanes in zip(items, groups, strict=True))
         return Plan(write, limits, masks, table, words, launches)
 
-    def buckets(self, rows: int, words: int) -> list[Bucket]:
+    def buckets(self, rows: int, scratch: int) -> list[Bucket]:
+        words = tiles.words_for(scratch)
         narrow, wide = self._lanes_for(1), self._lanes_for(rows)
-        return [Bucket(rows, words, lanes) for lanes in self._lanes if narrow <= lanes <= wide]
+        return [Bucket(rows, words, lanes) for lanes in self._shapes if narrow <= lanes <= wide]
 
-    def bucket(self, spans: Sequence[Span], rows: int, words: int) -> Bucket | None:
+    def bucket(self, spans: Sequence[Span], rows: int, scratch: int) -> Bucket | None:
+        words = tiles.words_for(scratch)
         if tiles.words(spans) > words:
             return None
         return Bucket(rows, words, self._lanes_for(max(span.rows for span in spans)))
@@ -125,15 +149,14 @@ class TritonBackend:
         keys, values = self._pool.layers[layer]
         out = torch.empty(q.shape[0], q.shape[1] * self._dim, dtype=q.dtype, device=q.device)
         for launch in plan.launches:
-            narrow = launch.lanes < 64
-            together = max(1, (128 if narrow else 256) // launch.lanes)
+            shape = self._shapes[launch.lanes]
             kernels.attend[len(launch.items), self._kv_heads](
                 q, keys, values, out, launch.items, plan.pages, plan.limits, plan.masks,
                 self._partial, self._sums, self._counts, q.stride(0), q.stride(1), plan.words,
                 self._dim**-0.5 * math.log2(math.e),
                 KV_HEADS=self._kv_heads, GROUP=self._group, DIM=self._dim, DIM_PAD=self._pad, PAGE=self._page_size,
-                M=launch.lanes, N=self._grid(launch.lanes).block, TOGETHER=together,
-                STAGES=3 if self._precision == "tf32" else 1, PRECISION=self._precision, num_warps=4 if narrow else 8,
+                M=shape.lanes, N=shape.block, TOGETHER=shape.together, STAGES=shape.stages, PRECISION=self._precision,
+                OFFSET=self._offset, num_warps=shape.warps,
             )  # fmt: skip
         return out
 
@@ -141,13 +164,12 @@ class TritonBackend:
 
     def _lanes_for(self, rows: int) -> int:
         """The least that holds so many rows, or the most there is."""
-        return next((n for n in self._lanes if rows * self._group <= n), self._lanes[-1])
+        return next((lanes for lanes in self._shapes if rows * self._group <= lanes), max(self._shapes))
 
     def _grid(self, lanes: int) -> Grid:
-        # Two narrow programs share a multiprocessor, so that one computes while the other waits for its keys.
-        programs = self._programs * (2 if lanes < 128 else 1)
-        block = 32 if self._precision == "ieee" else 64
-        return Grid(rows=lanes // self._group, block=block, programs=max(1, programs // self._kv_heads))
+        shape = self._shapes[lanes]
+        programs = self._processors * shape.resident // self._kv_heads
+        return Grid(rows=lanes // self._group, block=shape.block, programs=max(1, programs))
 
     def _items(self, bucket: Bucket) -> int:
         """Room for the items of any spans that the bucket holds: see tiles.items."""

@@ -30,6 +30,46 @@ def bench() -> None:
     """One command each, also while there is one."""
 
 
+@app.command("attention")
+def measure_attention(
+    shapes: Annotated[str, typer.Option(help="Of models; see the names after `random:`.")] = "llama-8b,qwen3-0.6b",
+    backends: Annotated[str, typer.Option(help="As engine.attention_backend.")] = "triton,sdpa",
+    batch: Annotated[str, typer.Option(help="Numbers of requests.")] = "1,4,16",
+    contexts: Annotated[str, typer.Option(help="Tokens of each request.")] = "1024,4096,16384",
+    page_size: Annotated[int, typer.Option(min=1, help="As engine.page_size.")] = 16,
+    json: Json = None,
+) -> None:
+    """Microseconds of a layer's attention beside the time that its keys and values take, on one GPU."""
+    from distspec.bench.attention import measure
+    from distspec.bench.policies import numbers
+    from distspec.bench.report import report
+
+    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("contexts", contexts))]
+    report(measure(shapes.split(","), backends.split(","), sizes[0], sizes[1], page_size), json)
+
+
+@app.command("engine")
+def measure_engine(
+    shapes: Annotated[str, typer.Option(help="Of models; see the names after `random:`.")] = (
+        "qwen3-0.6b,llama-1b,llama-8b,qwen3-32b"
+    ),
+    batch: Annotated[str, typer.Option(help="Numbers of requests of a decode step.")] = "1,16",
+    nodes: Annotated[str, typer.Option(help="Numbers of rows of a verify step of one request.")] = "1,8,64",
+    repetitions: Annotated[int, typer.Option(min=1, help="Steps of each kind; medians count.")] = 30,
+    overrides: Overrides = None,
+    json: Json = None,
+) -> None:
+    """Milliseconds of a step beside the time that weights and KV take, on one GPU, with random weights."""
+    from distspec.bench.engine import measure
+    from distspec.bench.policies import numbers
+    from distspec.bench.report import report
+    from distspec.config import load
+
+    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("nodes", nodes))]
+    options = load("local", [*(overrides or ()), f"engine.max_num_seqs={max(sizes[0])}"]).engine
+    report(measure(shapes.split(","), sizes[0], sizes[1], repetitions, options), json)
+
+
 @app.command("kernels")
 def measure_kernels(
     shapes: Annotated[str, typer.Option(help="Of models; see the names after `random:`.")] = (

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distspec import config
-from distspec.attention import choose
+from distspec.attention import StaticPlans, choose
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
+from distspec.engine.graphs import Graphs, Sizes
 from distspec.engine.sizing import pages_that_fit
 from distspec.errors import InvalidValue, OutOfPages, OutOfSlots
 from distspec.kv.pages import PageAllocator
@@ -51,8 +53,8 @@ class Engine:
     """One model on one device.
 
     capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
-    slots: requests held at once. pool: of its KV and features. taps: where in the model features are read, see
-    models.Taps; what they are for, it does not know.
+    slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any. taps:
+    where in the model features are read, see models.Taps; what they are for, it does not know.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class Engine:
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))
         heapify(self._free)
+        with torch.inference_mode():
+            self.graphs = self._captured(options)
         log.info("attention %s; %d KV pages of %d positions on %s", reason, pages, options.page_size, device)
 
     # -- slots ---------------------------------------------------------------------------------
@@ -185,18 +189,48 @@ class Engine:
         return found
 
     def _forward(self, batch: Batch) -> tuple[Tensor, SamplingRows] | None:
+        """Logits of the wanted rows and how they are to be drawn; None if nothing is wanted."""
+        logits = self.graphs.run(batch) if self.graphs is not None and batch.wanted else None
+        if logits is not None:
+            return self._wanted(batch, logits), self._sampling(batch)
         plan = self._attention.plan(batch.spans)
-        attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
-        taps = Taps(self.taps) if self.taps else None
-        hidden = self.model.forward(self._integers(batch.tokens), self._integers(batch.positions), attend, taps)
-        if taps is not None:
-            written = [location for span in batch.spans for location in span.write]
-            self.pool.features.index_copy_(0, self._integers(written), taps.features())
+        hidden = self._hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
         if not batch.wanted:
             return None
-        if len(batch.wanted) < len(batch.tokens):
-            hidden = hidden.index_select(0, self._integers(batch.wanted))
-        return self.model.logits(hidden), SamplingRows.of(batch.params, batch.draws, self.device)
+        return self.model.logits(self._wanted(batch, hidden)), self._sampling(batch)
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """One forward: [rows, hidden_size]. Writes KV, and features where there are taps."""
+        attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
+        taps = Taps(self.taps) if self.taps else None
+        hidden = self.model.forward(tokens, positions, attend, taps)
+        if taps is not None:
+            self.pool.features.index_copy_(0, plan.write, taps.features())
+        return hidden
+
+    def _wanted(self, batch: Batch, rows: Tensor) -> Tensor:
+        return rows if len(batch.wanted) == len(rows) else rows.index_select(0, self._integers(batch.wanted))
+
+    def _sampling(self, batch: Batch) -> SamplingRows:
+        return SamplingRows.of(batch.params, batch.draws, self.device)
+
+    def _captured(self, options: config.Engine) -> Graphs | None:
+        """Graphs of the forward, where they are wanted and the attention backend's plans can stay in place."""
+        if self.device.type != "cuda" or not options.cuda_graphs:
+            return None
+        if not isinstance(self._attention, StaticPlans):
+            log.info("no CUDA graphs: attention backend %s plans anew each step", options.attention_backend)
+            return None
+        sizes = Sizes(
+            rows=options.max_num_seqs * (1 + options.max_scratch_nodes),
+            scratch=options.max_scratch_nodes,
+            pages=options.max_num_seqs * options.pages_for(self.max_model_len),
+            vocab=self.model.config.vocab_size,
+        )
+        return Graphs(self._logits, self._attention, sizes, self.device)
+
+    def _logits(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        return self.model.logits(self._hidden(tokens, positions, plan))
 
     # -- what is kept of positions, out and in ---------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The attention backends on a GPU: the reference in one part and in two, and our Triton kernel."""
+"""The attention backends on a GPU: the reference in one part and in two, FlashAttention, and our Triton kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from distspec.attention import choose
+from distspec.attention.flash import FlashBackend
 from distspec.attention.sdpa import SdpaBackend
 from distspec.attention.triton import TritonBackend
 from tests.unit.attention.test_sdpa import compare
@@ -35,6 +36,16 @@ def test_rows_see_their_path_and_nothing_else(seed: int, page_size: int, apart: 
 def test_triton_too(page_size: int, dim: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
     for seed in range(4):
         compare(TritonBackend, seed, page_size, heads, random.Random(seed).choices(SIZES, k=4), CUDA, dtype, dim)
+
+
+@pytest.mark.needs("flash")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("heads", [(6, 2), (8, 1), (16, 8)])
+def test_flash_too(page_size: int, dim: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
+    for seed in range(6):
+        compare(FlashBackend, seed, page_size, heads, random.Random(seed).choices(SIZES, k=4), CUDA, dtype, dim)
 
 
 def test_auto_is_triton() -> None:

@@ -47,8 +47,8 @@ def test_a_buffer_that_holds_the_integers_of_another_step_is_another_plan(
         pages = list(range(count))
         spans = [random_span(draw, pages, page_size, rows) for rows in sizes]
         rows = sum(span.rows for span in spans)
-        bucket = backend.bucket(spans, 1 << (rows - 1).bit_length(), words=4)
-        assert bucket in backend.buckets(bucket.rows, 4)
+        bucket = backend.bucket(spans, 1 << (rows - 1).bit_length(), scratch=100)
+        assert bucket in backend.buckets(bucket.rows, 100)
         integers = torch.tensor(backend.lay_out(spans, bucket))
         buffer[: len(integers)] = integers
         plan = plans.setdefault(bucket, backend.bind(buffer, bucket))
@@ -74,11 +74,11 @@ def test_a_path_through_scratch_with_holes() -> None:
     torch.testing.assert_close(got.double(), by_the_book(spans, 256, q, *pool.layers[0]), atol=1e-5, rtol=0)
 
 
-def test_longer_masks_than_a_bucket_holds_have_none() -> None:
+def test_nodes_above_what_a_bucket_masks_have_none() -> None:
     pool = KVPool(1, 256, 1, DIM, dtype=torch.float32, device=CPU)
     span = Span([0], 4, 0, ([4 + 32],), [36])
-    assert TritonBackend(pool, 256, 1).bucket([span], 1, words=1) is None
-    assert TritonBackend(pool, 256, 1).bucket([span], 1, words=2) is not None
+    assert TritonBackend(pool, 256, 1).bucket([span], 1, scratch=32) is None
+    assert TritonBackend(pool, 256, 1).bucket([span], 1, scratch=33) is not None
 
 
 def test_what_others_hold_cannot_matter_not_even_nan() -> None:
