@@ -6,6 +6,7 @@ Knows a residual stream, and which product reads it through a norm or adds to it
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ class Reader:
         """[rows, outputs]."""
         outputs, inputs = self.weight.shape
         rows = stream.x.shape[0]
-        cut = tile(rows, outputs // 2 if self.gated else outputs, inputs, self.gated)
+        cut = tile(rows, outputs // 2 if self.gated else outputs, inputs, self.gated, room(self.weight.device))
         if cut is not None and cut.rows == 1:
             return linear(stream.x, self.weight, self.bias, norm=self.norm, gated=self.gated, shape=cut)
         read = stream.ready if cut is not None else None
@@ -61,7 +62,8 @@ class Adder:
 
     def __call__(self, x: Tensor, stream: Stream) -> Stream:
         """x: [rows, inputs], contiguous. The old stream's memory may be the new one's."""
-        cut = tile(x.shape[0], *self.weight.shape, gated=False)
+        outputs, inputs = self.weight.shape
+        cut = tile(x.shape[0], outputs, inputs, False, room(x.device))
         if cut is None:
             stream.x.addmm_(x, self.weight.t())
             return Stream(stream.x if self.bias is None else stream.x.add_(self.bias))
@@ -73,7 +75,14 @@ class Adder:
 def float32_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, inputs], contiguous, times weight [outputs, inputs] transposed: float32 [rows, outputs], accumulated and
     kept in float32."""
-    cut = tile(x.shape[0], *weight.shape, gated=False)
+    cut = tile(x.shape[0], weight.shape[0], weight.shape[1], False, room(x.device))
     if cut is None:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return linear(x, weight, out_dtype=torch.float32, shape=cut)
+
+
+@cache
+def room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have there."""
+    found: int = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 * 1024)
+    return found

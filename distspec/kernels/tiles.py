@@ -1,6 +1,6 @@
 """How a product of a few rows is cut up among programs.
 
-Knows sizes of matrices and what was fastest on an H200. Does not know kernels.
+Knows sizes of matrices and what was fastest for them on an H200 in bfloat16. Does not know kernels.
 """
 
 from __future__ import annotations
@@ -22,8 +22,91 @@ class Tile:
     warps: int
 
 
-def tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile | None:
-    """What to use for x [rows, inputs] times a matrix with so many outputs; gated: with as many gates on top."""
-    if rows == 1:
-        return Tile(1, 4, 1024, 1, 3, 4)
-    return Tile(16, 32, 128, 1, 4, 4)
+SOME_ROWS = 16
+MOST_ROWS = 64
+"""From here on, and for many matrices before, cuBLAS is faster."""
+
+_Fields = tuple[int, int, int, int, int, int]
+
+_MEASURED: dict[tuple[int, int, bool], tuple[_Fields, _Fields | None, _Fields | None]] = {
+    # qwen3-0.6b qkv
+    (4096, 1024, False): ((1, 2, 1024, 1, 1, 1), (16, 16, 128, 2, 4, 2), None),
+    # qwen3-0.6b output
+    (1024, 2048, False): ((1, 1, 512, 1, 1, 1), (16, 8, 128, 4, 4, 4), None),
+    # qwen3-0.6b gate_up
+    (3072, 1024, True): ((1, 1, 1024, 1, 1, 1), (16, 32, 128, 1, 4, 4), None),
+    # qwen3-0.6b down
+    (1024, 3072, False): ((1, 2, 512, 1, 4, 1), (16, 8, 128, 4, 4, 4), None),
+    # qwen3-0.6b head
+    (151936, 1024, False): ((1, 4, 1024, 1, 1, 4), (16, 64, 128, 1, 5, 4), None),
+    # llama-1b qkv
+    (3072, 2048, False): ((1, 2, 2048, 1, 1, 4), (16, 8, 64, 4, 4, 4), None),
+    # llama-1b output
+    (2048, 2048, False): ((1, 1, 512, 1, 1, 1), (16, 16, 128, 4, 4, 4), None),
+    # llama-1b gate_up
+    (8192, 2048, True): ((1, 2, 2048, 1, 1, 8), (16, 64, 128, 1, 4, 4), (64, 64, 128, 1, 4, 4)),
+    # llama-1b down
+    (2048, 8192, False): ((1, 4, 2048, 1, 1, 4), (16, 16, 128, 4, 4, 4), None),
+    # llama-1b head
+    (128256, 2048, False): ((1, 1, 2048, 1, 1, 4), (16, 64, 128, 1, 3, 8), (64, 64, 64, 1, 3, 4)),
+    # llama-8b qkv
+    (6144, 4096, False): ((1, 4, 2048, 1, 1, 8), (16, 64, 256, 1, 4, 4), None),
+    # llama-8b output
+    (4096, 4096, False): ((1, 1, 4096, 1, 1, 4), (16, 16, 64, 4, 4, 4), None),
+    # llama-8b gate_up
+    (14336, 4096, True): ((1, 4, 1024, 1, 1, 4), (16, 32, 64, 1, 4, 4), (64, 128, 64, 1, 4, 4)),
+    # llama-8b down
+    (4096, 14336, False): ((1, 2, 2048, 1, 1, 4), (16, 16, 64, 4, 4, 4), None),
+    # llama-8b head
+    (128256, 4096, False): ((1, 1, 2048, 1, 1, 4), (16, 64, 128, 1, 3, 4), (64, 64, 64, 1, 3, 4)),
+    # qwen3-32b qkv
+    (10240, 5120, False): ((1, 8, 1024, 1, 1, 4), (16, 128, 128, 1, 4, 4), None),
+    # qwen3-32b output
+    (5120, 8192, False): ((1, 2, 4096, 1, 1, 8), (16, 64, 256, 1, 4, 4), None),
+    # qwen3-32b gate_up
+    (25600, 5120, True): ((1, 4, 1024, 1, 4, 4), (16, 64, 64, 1, 3, 4), (64, 64, 64, 1, 4, 4)),
+    # qwen3-32b down
+    (5120, 25600, False): ((1, 4, 1024, 1, 4, 8), (16, 64, 256, 1, 4, 4), None),
+    # qwen3-32b head
+    (151936, 5120, False): ((1, 2, 1024, 1, 1, 4), (16, 128, 128, 1, 3, 4), (64, 64, 128, 1, 3, 4)),
+}
+"""(outputs, inputs, gated): the best for one row, up to SOME_ROWS, up to MOST_ROWS; None: cuBLAS."""
+
+_WIDE = 32768
+"""Outputs of a matrix that has programs enough for any tile."""
+
+
+def tile(rows: int, outputs: int, inputs: int, gated: bool, room_bytes: int) -> Tile | None:
+    """What to use for x [rows, inputs] times a matrix with so many outputs, and as many gates on top if `gated`; None
+    where cuBLAS is faster. room_bytes: shared memory that a program may have."""
+    if rows > MOST_ROWS:
+        return None
+    place = 0 if rows == 1 else 1 if rows <= SOME_ROWS else 2
+    found = _MEASURED.get((outputs, inputs, gated))
+    fields = found[place] if found else None
+    if found and fields is None:
+        return None
+    measured = Tile(*fields) if fields else None
+    for choice in (measured, _guess(place, outputs, inputs, gated)):
+        if choice is not None and _staged_bytes(choice, gated) <= room_bytes:
+            return choice
+    return None
+
+
+def _staged_bytes(shape: Tile, gated: bool) -> int:
+    """Shared memory for the steps in flight, of operands of two bytes; one row is multiplied from registers."""
+    if shape.rows == 1:
+        return 0
+    step = (shape.outputs * (2 if gated else 1) + shape.rows) * shape.inputs * shape.split
+    return 2 * step * shape.stages
+
+
+def _guess(place: int, outputs: int, inputs: int, gated: bool) -> Tile | None:
+    """What is near the best for the measured ones."""
+    if place == 0:
+        return Tile(1, 2 if gated else 4, 1024 if gated or inputs <= 1024 else 2048, 1, 1, 4)
+    if outputs >= _WIDE:
+        return Tile(SOME_ROWS if place == 1 else MOST_ROWS, 64, 128, 1, 4, 4)
+    if place == 2:
+        return None
+    return Tile(SOME_ROWS, 32, 128, 1, 4, 4) if gated else Tile(SOME_ROWS, 16, 128, 4, 2, 4)

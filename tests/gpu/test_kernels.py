@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distspec.attention import Span
 from distspec.attention.sdpa import SdpaBackend
+from distspec.kernels.product import room
 from distspec.kernels.tiles import Tile, tile
 from distspec.kv.pool import KVPool
 from distspec.models import ModelConfig, random_model
@@ -68,7 +69,7 @@ def test_products(rows: int, normed: bool, after: str, dtype: torch.dtype) -> No
 def test_the_tiles_in_use(rows: int) -> None:
     for outputs, inputs in ((4096, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (2048, 8192), (5120, 8192)):
         for gated in (False, True):
-            shape = tile(rows, outputs, inputs, gated)
+            shape = tile(rows, outputs, inputs, gated, room(CUDA))
             if shape is not None:
                 after = "gated" if gated else "residual"
                 check_linear(rows, (outputs, inputs), gated, after, CUDA, torch.bfloat16, shape)
