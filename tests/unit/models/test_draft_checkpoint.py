@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distspec.errors import ConfigError, InvalidValue, ModelNotFound
-from distspec.models import random_model, save_pretrained
+from distspec.models import load_model, random_model, save_pretrained
 from distspec.models.draft import DraftHead, Target
 from distspec.models.draft_checkpoint import (
     DraftModel,
@@ -22,6 +22,7 @@ from distspec.models.draft_checkpoint import (
     random_draft,
     save_draft,
 )
+from distspec.models.shapes import KEY
 from tests.featured import ALL, BLOCKS, BLOCKS_SPECULATORS, CPU, FED, SHAPE, SPECULATORS_ONLY, made, target
 
 OWN: list[tuple[str, Layout]] = [(name, "own") for name in (FED | BLOCKS)]
@@ -177,6 +178,19 @@ def test_a_target_that_is_not_loaded_lends_the_same_parts(tmp_path: Path) -> Non
         assert ours.config == theirs.config
         pairs = ((ours.embedding, theirs.embedding), (ours.norm, theirs.norm), (ours.head.weight, theirs.head.weight))
         assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_target_whose_weights_are_drawn_lends_the_same_parts(tmp_path: Path) -> None:
+    save_pretrained(target(), tmp_path)
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, KEY: 5}))
+    whole = Target.of(load_model(str(tmp_path), dtype=torch.float32, device=CPU))
+    ours = load_target(tmp_path, dtype=torch.float32, device=CPU)
+    assert torch.equal(ours.embedding, whole.embedding)
+    assert torch.equal(ours.norm, whole.norm)
+    assert torch.equal(ours.head.weight, whole.head.weight)
 
 
 def test_the_fingerprint_is_of_weights_and_settings(tmp_path: Path) -> None:
