@@ -36,8 +36,9 @@ def test_policies_run_in_turn_on_one_fleet_which_is_gone_afterwards(placement: s
     plan = live.Plan([2], prompts("10", str(tiny_model)), "10", tokens=29, repetitions=2)
     said: list[str] = []
     rows = {row.name: row for row in live.measure(config, plan, say=said.append)}
-    assert len(said) == 3 * (1 + plan.repetitions)
-    assert list(rows) == [f"policies/{name}/b2/10/a1" for name in ("ar", "sd", "sd112")]
+    names = ["ar", "sd", "sd112"]
+    assert [line.split()[1] for line in said] == [f"{name}:" for name in (*names, *names, *reversed(names))]
+    assert list(rows) == [f"policies/{name}/b2/10/a1" for name in names]
     ar, sd, one = (row.context for row in rows.values())
     assert rows["policies/ar/b2/10/a1"].ratio == 1.0
     assert all(row.value > 0 for row in rows.values())
