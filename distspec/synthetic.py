@@ -7,6 +7,7 @@ the token before it alone; the drafter's r-th guess is that token with probabili
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 _MASK = (1 << 64) - 1
 _OUTCOME, _RANK, _WRONG = 1, 2, 3
@@ -41,7 +42,13 @@ def _rank(uniform: int, odds: Sequence[float]) -> int:
 
 
 def _key(seed: int, choice: int, position: int, last_token: int) -> int:
-    return _mix(_mix(_mix(_mix(0, seed), choice), position), last_token)
+    return _mix(_mix(_stream(seed, choice), position), last_token)
+
+
+@lru_cache(maxsize=1024)
+def _stream(seed: int, choice: int) -> int:
+    """What all keys of a request begin with."""
+    return _mix(_mix(0, seed), choice)
 
 
 def _mix(state: int, part: int) -> int:

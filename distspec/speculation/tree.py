@@ -86,21 +86,22 @@ class Tree:
         has `most` nodes already, or `deepest` levels below its root, new ones are left out, and what would hang below
         them. Returns the node id of each token, None where it was left out; new ids are consecutive.
         """
-        nodes, top = self.nodes, self.nodes[self.root].level
-        ids, levels, deepest = list[int | None](), list[int](), top + deepest
-        for i, (token, index) in enumerate(zip(tokens, parents, strict=True)):
+        nodes, first, room = self.nodes, self._next, most - len(self)
+        ids, levels, deepest = list[int | None](), list[int](), nodes[self.root].level + deepest
+        opinions: Sequence[float | None] = scores or [None] * len(tokens)
+        for token, index, score in list(zip(tokens, parents, opinions, strict=True)):
             parent = leaf if index < 0 else ids[index]
             node = None
             if parent is not None:
                 above = nodes[parent]
-                node = above.children.get(token)
-                if node is None and len(nodes) <= most and above.level < deepest:
-                    node, self._next = self._next, self._next + 1
-                    score = scores[i] if scores else None
-                    nodes[node] = TreeNode(token, parent, above.level + 1, len(above.children), score)
-                    above.children[token] = node
-                    levels.append(above.level - top)
+                children, level = above.children, above.level
+                node = children.get(token)
+                if node is None and len(levels) < room and level < deepest:
+                    node = children[token] = first + len(levels)
+                    nodes[node] = TreeNode(token, parent, level + 1, len(children) - 1, score)
+                    levels.append(level)
             ids.append(node)
+        self._next += len(levels)
         self._widen(levels)
         return ids
 
@@ -180,12 +181,13 @@ class Tree:
     def token(self, node: int) -> int:
         return self.nodes[node].token
 
-    def _widen(self, levels: list[int]) -> None:
-        """Count new nodes, by their levels: those of parents before those of children."""
-        for level, more in Counter(levels).items():
-            if level == len(self._widths):
+    def _widen(self, parents: list[int]) -> None:
+        """Count new nodes, by the levels of their parents: each below one that is there or comes before it."""
+        top = self.nodes[self.root].level
+        for level, more in Counter(parents).items():
+            if level - top == len(self._widths):
                 self._widths.append(0)
-            self._widths[level] += more
+            self._widths[level - top] += more
 
     def _plant(self, token: int, level: int) -> None:
         """A fresh root."""
