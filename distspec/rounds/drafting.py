@@ -59,7 +59,7 @@ class DraftDesk:
         self._drafters = (drafter, quick) if quick is not None else (drafter,)
         self._clock = clock
         self._arrivals = arrivals if taps_of(drafter) else None
-        self._read = self._arrivals.take if self._arrivals is not None else read if taps_of(drafter) else None
+        self._read = (arrivals.take if arrivals is not None else read) if taps_of(drafter) else None
         self._texts: dict[int, _Text] = {}
         self._turns: dict[int, _Turn] = {}
 
