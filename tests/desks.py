@@ -65,14 +65,15 @@ def plain(prompt: Sequence[int], params: SamplingParams) -> list[int]:
 
 
 class Ticks:
-    """A clock that says 1, 2, 3..."""
+    """A clock on which every look takes so long: it says 1, 2, 3..."""
 
-    def __init__(self) -> None:
-        self.now = 0
+    def __init__(self, tick_s: float = 1.0) -> None:
+        self.now_s = 0.0
+        self._tick_s = tick_s
 
     def __call__(self) -> float:
-        self.now += 1
-        return float(self.now)
+        self.now_s += self._tick_s
+        return self.now_s
 
 
 def desk(of: Engine, drafter: Drafter | None = None, budget: int = 64) -> Desk:
