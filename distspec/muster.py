@@ -22,6 +22,9 @@ DELAYS = 64
 GAIN = 1.01
 """A wait must be worth this much, since what is expected is not certain."""
 
+NO_TIME_S = 1e-6
+"""A wait that is shorter is over: what rounding leaves of one would be waited for without end."""
+
 
 class Muster:
     """One worker's. All times are of one clock, in seconds."""
@@ -68,7 +71,7 @@ class Muster:
             value = ready / (after_s + cost(rows))
             if value > most:
                 most, wait_s = value, after_s
-        return wait_s
+        return wait_s if wait_s > NO_TIME_S else 0.0
 
     def _expected(self, now_s: float) -> Iterator[tuple[float, int]]:
         """(seconds from now, rows) of those that are away. Who was away for so long comes back after the median of

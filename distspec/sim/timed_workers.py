@@ -16,7 +16,6 @@ from distspec import synthetic
 from distspec.muster import Muster
 from distspec.protocol.messages import (
     Draft,
-    Drafted,
     Drop,
     Extend,
     Freed,
