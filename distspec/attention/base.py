@@ -5,7 +5,6 @@ Knows rows, pages and which positions a row may see. Does not know requests, tok
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -38,7 +37,7 @@ class Span:
     @property
     def extent(self) -> int:
         """Logical indices that hold everything these rows see."""
-        return max((max(seen) + 1 for seen in self.nodes), default=self.length)
+        return max(map(max, self.nodes)) + 1 if self.nodes else self.length
 
 
 class AttentionBackend(Protocol):
@@ -83,7 +82,7 @@ class StaticPlans(Protocol):
         """The one of `buckets` that fits spans of up to so many rows in all; None if nodes lie higher."""
         ...
 
-    def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> array[int]:
+    def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> list[int]:
         """The plan as integers, of any number: the page tables, which vary, are last."""
         ...
 

@@ -9,7 +9,6 @@ ones does not make them wait. What a node sees of the scratch is a bit mask, so 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,37 +64,42 @@ def words_for(scratch: int) -> int:
 
 def masks(span: Span, count: int) -> list[int]:
     """`count` words for each row: bit i of word w stands for the index `length` + BITS * w + i."""
-    out = [0] * (span.rows * count)
-    for row, seen in enumerate(span.nodes, span.suffix):
+    length, full = span.length, (1 << BITS) - 1
+    out = [0] * (span.suffix * count)
+    for seen in span.nodes:
+        bits = 0
         for index in seen:
-            word, bit = divmod(index - span.length, BITS)
-            out[row * count + word] |= 1 << bit
+            bits |= 1 << (index - length)
+        for _ in range(count):
+            out.append(bits & full)
+            bits >>= BITS
     return out
 
 
-def common(spans: Sequence[Span], rows: int, words: int, spare: int) -> array[int]:
+def common(spans: Sequence[Span], rows: int, words: int, spare: int) -> list[int]:
     """What rows have of their own: locations to write to [rows], limits [rows], masks [rows, words]. Rows that pad
     write to the location `spare` and see nothing."""
     padding = rows - sum(span.rows for span in spans)
-    out = array("q")
+    out: list[int] = []
     for span in spans:
-        out.extend(span.write)
-    out.extend([spare] * padding)
+        out += span.write
+    out += [spare] * padding
     for span in spans:
-        out.extend(limits(span))
-    out.extend([0] * padding)
+        out += limits(span)
+    out += [0] * padding
     for span in spans:
-        out.extend(masks(span, words))
-    out.extend([0] * (padding * words))
+        out += masks(span, words)
+    out += [0] * (padding * words)
     return out
 
 
-def tables(spans: Iterable[Span], page_size: int) -> tuple[array[int], list[int]]:
+def tables(spans: Iterable[Span], page_size: int) -> tuple[list[int], list[int]]:
     """The pages that rows look at, span after span, and where those of each span begin."""
-    out, starts = array("q"), []
+    out: list[int] = []
+    starts = []
     for span in spans:
         starts.append(len(out))
-        out.extend(span.pages[: -(-span.extent // page_size)])
+        out += span.pages[: -(-span.extent // page_size)]
     return out, starts
 
 
@@ -114,11 +118,11 @@ def tiles(spans: Sequence[Span], starts: Sequence[int], most: int) -> list[list[
     return out
 
 
-def items(work: Sequence[Tile], grid: Grid) -> array[int]:
+def items(work: Sequence[Tile], grid: Grid) -> list[int]:
     """The items of these tiles, FIELDS integers each, long walks first: at most len(work) + grid.programs of them, and
     at most grid.programs splits of tiles that are split."""
     total = sum(tile.extent for tile in work)
-    out = array("q")
+    out: list[int] = []
     place = 0
     for tile in sorted(work, key=lambda tile: -tile.extent):
         splits = max(1, tile.extent * grid.programs // max(1, total))
@@ -126,6 +130,6 @@ def items(work: Sequence[Tile], grid: Grid) -> array[int]:
         splits = max(1, -(-tile.extent // max(1, chunk)))
         for split in range(splits):
             begin, end = split * chunk, min(tile.extent, (split + 1) * chunk)
-            out.extend((tile.row, tile.rows, tile.table, tile.length, tile.least, begin, end, place, split, splits))
+            out += (tile.row, tile.rows, tile.table, tile.length, tile.least, begin, end, place, split, splits)
         place += splits if splits > 1 else 0
     return out

@@ -39,11 +39,14 @@ class _Shape:
 _HALF = (
     _Shape(16, 128, 4, 2, 2, 8),
     _Shape(32, 128, 4, 2, 2, 4),
-    _Shape(64, 64, 4, 2, 2, 2),
-    _Shape(128, 128, 8, 2, 1, 2),
+    _Shape(64, 64, 4, 3, 2, 2),
+    _Shape(128, 128, 8, 3, 1, 2),
 )
 _FULL = (_Shape(16, 32, 4, 1, 2, 8), _Shape(32, 32, 4, 1, 2, 4))
 """In ieee precision there are no tensor cores, and a wide tile would not fit the registers."""
+
+_OTHER_BYTES = 3072
+"""Of shared memory, for what a program holds beside queries, keys and values."""
 
 _CPU_PROCESSORS = 3
 """In the interpreter, where splitting is only of use to tests."""
@@ -83,9 +86,8 @@ class TritonBackend:
         full = pool.data.dtype == torch.float32
         shapes = _FULL if full else _HALF
         most = replace(shapes[-1], lanes=max(shapes[-1].lanes, int(triton.next_power_of_2(self._group))))
-        self._shapes: dict[int, _Shape] = {
-            shape.lanes: shape for shape in (*shapes[:-1], most) if shape.lanes >= self._group
-        }
+        fitting = [self._fitted(shape) for shape in (*shapes[:-1], most) if shape.lanes >= self._group]
+        self._shapes = {shape.lanes: shape for shape in fitting}
         self._precision = "ieee" if full else "tf32"  # of half-precision operands it changes nothing
         self._offset = triton.language.int32 if pool.layers[0][0].numel() < 2**31 else triton.language.int64
         cuda = self._device.type == "cuda"
@@ -100,40 +102,41 @@ class TritonBackend:
     # -- plans -----------------------------------------------------------------------------------
 
     def plan(self, spans: Sequence[Span]) -> Plan:
+        rows, words = sum(span.rows for span in spans), tiles.words(spans)
         groups: dict[int, list[Span]] = {}
         for span in spans:
-            groups.setdefault(self._lanes_for(span.rows), []).append(span)
-        rows, words = sum(span.rows for span in spans), tiles.words(spans)
+            groups.setdefault(self._lanes_for(span.rows, rows), []).append(span)
         pages, starts = tiles.tables(spans, self._page_size)
         sizes = [rows, rows, rows * words]
         integers = tiles.common(spans, rows, words, spare=self._pool.spare)
         for lanes in groups:
-            found = self._work(spans, starts, lanes, [self._lanes_for(span.rows) == lanes for span in spans])
+            own = [self._lanes_for(span.rows, rows) == lanes for span in spans]
+            found = self._work(spans, starts, lanes, own)
             integers += found
             sizes.append(len(found))
         integers += pages
-        device = torch.frombuffer(integers, dtype=torch.int64).to(self._device, non_blocking=True)
+        device = torch.frombuffer(array("q", integers), dtype=torch.int64).to(self._device, non_blocking=True)
         write, limits, masks, *items, table = device.split_with_sizes([*sizes, len(pages)])
         launches = tuple(_Launch(part.view(-1, FIELDS), lanes) for part, lanes in zip(items, groups, strict=True))
         return Plan(write, limits, masks, table, words, launches)
 
     def buckets(self, rows: int, scratch: int) -> list[Bucket]:
         words = tiles.words_for(scratch)
-        narrow, wide = self._lanes_for(1), self._lanes_for(rows)
+        narrow, wide = self._lanes_for(1, rows), self._lanes_for(rows, rows)
         return [Bucket(rows, words, lanes) for lanes in self._shapes if narrow <= lanes <= wide]
 
     def bucket(self, spans: Sequence[Span], rows: int, scratch: int) -> Bucket | None:
         words = tiles.words_for(scratch)
         if tiles.words(spans) > words:
             return None
-        return Bucket(rows, words, self._lanes_for(max(span.rows for span in spans)))
+        return Bucket(rows, words, self._lanes_for(max(span.rows for span in spans), rows))
 
-    def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> array[int]:
+    def lay_out(self, spans: Sequence[Span], bucket: Bucket) -> list[int]:
         pages, starts = tiles.tables(spans, self._page_size)
         out = tiles.common(spans, bucket.rows, bucket.words, spare=self._pool.spare)
         found = self._work(spans, starts, bucket.kind, [True] * len(spans))
         out += found
-        out.extend([0] * (self._items(bucket) * FIELDS - len(found)))
+        out += [0] * (self._items(bucket) * FIELDS - len(found))
         out += pages
         return out
 
@@ -162,9 +165,26 @@ class TritonBackend:
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _lanes_for(self, rows: int) -> int:
-        """The least that holds so many rows, or the most there is."""
-        return next((lanes for lanes in self._shapes if rows * self._group <= lanes), max(self._shapes))
+    def _lanes_for(self, rows: int, total: int) -> int:
+        """The least that holds so many rows of one span, or the most there is; the widest only in steps whose rows in
+        all give every other multiprocessor one such program."""
+        heads, (*narrower, widest) = self._group * self._kv_heads, self._shapes
+        if narrower and 2 * total * heads < widest * self._processors:
+            widest = narrower[-1]
+        return next((lanes for lanes in narrower if rows * self._group <= lanes), widest)
+
+    def _fitted(self, shape: _Shape) -> _Shape:
+        """With fewer stages, or smaller blocks, where a multiprocessor's memory is too small for its queries, and for
+        the keys and values of each stage."""
+        if self._device.type != "cuda":
+            return shape
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        room = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"] - _OTHER_BYTES
+        row = self._pad * self._pool.data.element_size()
+        while row * (shape.lanes + 2 * shape.stages * shape.block) > room and (shape.stages > 1 or shape.block > 16):
+            less = {"stages": shape.stages - 1} if shape.stages > 1 else {"block": shape.block // 2}
+            shape = replace(shape, **less)
+        return shape
 
     def _grid(self, lanes: int) -> Grid:
         shape = self._shapes[lanes]
@@ -175,7 +195,7 @@ class TritonBackend:
         """Room for the items of any spans that the bucket holds: see tiles.items."""
         return bucket.rows + self._grid(bucket.kind).programs
 
-    def _work(self, spans: Sequence[Span], starts: Sequence[int], lanes: int, chosen: Sequence[bool]) -> array[int]:
+    def _work(self, spans: Sequence[Span], starts: Sequence[int], lanes: int, chosen: Sequence[bool]) -> list[int]:
         """The items of the chosen spans."""
         grid = self._grid(lanes)
         found = tiles.tiles(spans, starts, grid.rows)

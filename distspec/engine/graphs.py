@@ -84,12 +84,11 @@ class Graphs:
         if bucket is None:
             return None
         padding = [0] * (bucket.rows - len(batch.tokens))
-        integers = array("q", [*batch.tokens, *padding, *batch.positions, *padding])
-        integers += self._plans.lay_out(batch.spans, bucket)
+        integers = [*batch.tokens, *padding, *batch.positions, *padding, *self._plans.lay_out(batch.spans, bucket)]
         if len(integers) > len(self._buffer):
             return None
         # Pinned anew each time: the allocator keeps the memory until the copy is done, and nobody has to wait.
-        host = torch.frombuffer(integers, dtype=torch.int64).pin_memory()
+        host = torch.frombuffer(array("q", integers), dtype=torch.int64).pin_memory()
         self._buffer[: len(integers)].copy_(host, non_blocking=True)
         self.last = bucket
         self.replay(bucket)
@@ -119,14 +118,15 @@ class Graphs:
 
     def _capture(self, bucket: Bucket, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """A step of padding is captured: what the buffer holds decides nothing of what is launched."""
-        idle = array("q", [0] * 2 * bucket.rows) + self._plans.lay_out([], bucket)
-        self._buffer[: len(idle)].copy_(torch.frombuffer(idle, dtype=torch.int64))
+        idle = [0] * 2 * bucket.rows + self._plans.lay_out([], bucket)
+        self._buffer[: len(idle)].copy_(torch.tensor(idle))
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._compute(bucket)  # kernels are compiled, workspaces allocated
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        # Other threads may use the device meanwhile, as links of other workers do.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             self._compute(bucket)
         return graph
 
