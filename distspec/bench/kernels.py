@@ -21,7 +21,7 @@ from distspec.kernels.accept import accept_and_move
 from distspec.kernels.activation import silu_mul
 from distspec.kernels.linear import Norm
 from distspec.kernels.norm import add_rms_norm
-from distspec.kernels.product import Adder, Reader, Stream, counters, float32_product
+from distspec.kernels.product import Adder, Reader, Stream, float32_product
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.kernels.sample import draw_whole
 from distspec.kv.pool import KVPool
@@ -112,7 +112,7 @@ def _products(config: ModelConfig, rows: int, device: torch.device) -> Iterator[
     """As they follow each other in a model: what reads the stream finds it prepared where the one before does that."""
     hidden, inner = config.hidden_size, config.intermediate_size
     attended = config.num_heads * config.head_dim
-    norm, counts = Norm(_random(hidden, device=device), _EPS), counters(device)
+    norm = Norm(_random(hidden, device=device), _EPS)
     fresh = Stream(_random(rows, hidden, device=device))
     adders = (("output", attended), ("down", inner))
     readers = (("qkv", attended + 2 * config.num_kv_heads * config.head_dim, False), ("gate_up", 2 * inner, True))
@@ -120,13 +120,13 @@ def _products(config: ModelConfig, rows: int, device: torch.device) -> Iterator[
     for name, inputs in adders:
         x = _random(rows, inputs, device=device)
         weights = _weights(hidden, inputs, device)
-        stream = Adder(weights[0], norm, counts)(x, fresh)
+        stream = Adder(weights[0], norm)(x, fresh)
         moved = weights[0].nbytes + x.nbytes + 2 * fresh.x.nbytes
-        yield name, [partial(Adder(weight, norm, counts), x, fresh) for weight in weights], moved
+        yield name, [partial(Adder(weight, norm), x, fresh) for weight in weights], moved
     for name, outputs, gated in readers:
         weights = _weights(outputs, hidden, device)
         moved = weights[0].nbytes + fresh.x.nbytes + rows * outputs * (1 if gated else 2)
-        yield name, [partial(Reader(weight, norm, counts, gated=gated), stream) for weight in weights], moved
+        yield name, [partial(Reader(weight, norm, gated=gated), stream) for weight in weights], moved
     weights = _weights(config.vocab_size, hidden, device)
     moved = weights[0].nbytes + fresh.x.nbytes + rows * config.vocab_size * 4
     yield "head", [partial(float32_product, fresh.x, weight) for weight in weights], moved

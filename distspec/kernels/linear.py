@@ -95,23 +95,13 @@ def _mean(squares, row, rows, inputs, PARTS: tl.constexpr, PARTS_PAD: tl.constex
     return tl.sum(tl.load(squares + part[:, None] * rows + row[None, :], mask=inside, other=0.0), 0) / inputs
 
 
-@triton.jit
-def _total(sums, at, size, inside, SPREAD: tl.constexpr):
-    """What SPREAD programs have summed up."""
-    total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
-    for share in tl.static_range(1, SPREAD):
-        # Not from the cache of this multiprocessor, which others' stores do not reach.
-        total += tl.load(sums + share * size + at, mask=inside, other=0.0, cache_modifier=".cg")
-    return total
-
-
 @triton.jit(do_not_specialize=["rows"])
-def _one_row(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, sums, counts, rows, eps,
+def _one_row(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, rows, eps,
              outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-             SPLIT: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-             NORM: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr,
-             GATED: tl.constexpr, ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
-    """M = SPLIT = SPREAD = 1, and the norm is applied here. Weight rows of ups lie `outputs` below those of gates."""
+             SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+             PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+             ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
+    """M = 1, SPLIT = 1, and the norm is applied here. Weight rows of ups lie `outputs` below those of gates."""
     row = tl.arange(0, 1) + tl.program_id(1)
     outs = tl.program_id(0) * N + tl.arange(0, N)
     acc = tl.zeros([N, K], tl.float32)
@@ -136,20 +126,17 @@ def _one_row(x, weight, gain, squares, bias, residual, next_gain, out, scaled, p
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _some_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, sums, counts, rows, eps,
+def _some_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, rows, eps,
                outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-               SPLIT: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-               NORM: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr,
-               GATED: tl.constexpr, ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
-    """M rows at a time, SPLIT = 1. SPREAD programs have their share of the inputs each; the last of them to end adds
-    up, in their order, so that the result does not depend on which one that is."""
+               SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+               PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+               ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
+    """M rows at a time, SPLIT = 1."""
     row = tl.program_id(1) * M + tl.arange(0, M)
     outs = tl.program_id(0) * N + tl.arange(0, N)
     acc = tl.zeros([M, N], tl.float32)
     acc_up = tl.zeros([M, N], tl.float32)
-    SHARE: tl.constexpr = (inputs + K * SPREAD - 1) // (K * SPREAD) * K
-    first = tl.program_id(2) * SHARE if SPREAD > 1 else 0
-    for start in tl.range(first, min(first + SHARE, inputs), K, num_stages=STAGES):
+    for start in tl.range(0, inputs, K, num_stages=STAGES):
         ins = start + tl.arange(0, K)
         w = _load_weights(weight, outs[None, :], ins[:, None], outputs, inputs, EVEN)
         value = _load_rows(x, row[:, None], ins[None, :], rows, inputs, EVEN)
@@ -157,36 +144,18 @@ def _some_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled,
         if GATED:
             w = _load_weights(weight + outputs * inputs, outs[None, :], ins[:, None], outputs, inputs, EVEN)
             acc_up = tl.dot(value, w, acc_up, input_precision="ieee")
-    if SPREAD == 1:
-        mean = _mean(squares, row, rows, inputs, PARTS, PARTS_PAD) if NORM else tl.zeros([M], tl.float32)
-        _finish(acc, acc_up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
-                NORM, BIAS, GATED, ADD, PREPARE)  # fmt: skip
-    else:
-        at = row.to(tl.int64)[:, None] * outputs + outs[None, :]
-        inside = (row < rows)[:, None] & (outs < outputs)[None, :]
-        size = rows.to(tl.int64) * outputs
-        tl.store(sums + tl.program_id(2) * size + at, acc, mask=inside)
-        if GATED:
-            tl.store(sums + (SPREAD + tl.program_id(2)) * size + at, acc_up, mask=inside)
-        tl.debug_barrier()
-        count = counts + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        if tl.atomic_add(count, 1, sem="acq_rel") == SPREAD - 1:
-            acc = _total(sums, at, size, inside, SPREAD)
-            if GATED:
-                acc_up = _total(sums + SPREAD * size, at, size, inside, SPREAD)
-            mean = _mean(squares, row, rows, inputs, PARTS, PARTS_PAD) if NORM else tl.zeros([M], tl.float32)
-            _finish(acc, acc_up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
-                    NORM, BIAS, GATED, ADD, PREPARE)  # fmt: skip
-            tl.store(count, 0)
+    mean = _mean(squares, row, rows, inputs, PARTS, PARTS_PAD) if NORM else tl.zeros([M], tl.float32)
+    _finish(acc, acc_up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
+            NORM, BIAS, GATED, ADD, PREPARE)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _shared_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, sums, counts, rows, eps,
+def _shared_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, rows, eps,
                  outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-                 SPLIT: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-                 NORM: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr,
-                 GATED: tl.constexpr, ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
-    """As _some_rows with SPREAD = 1, for matrices that are not gated: SPLIT parts of a program share the inputs."""
+                 SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+                 PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+                 ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
+    """As _some_rows, for matrices that are not gated, the inputs shared among SPLIT parts of a program."""
     row = tl.program_id(1) * M + tl.arange(0, M)
     outs = tl.program_id(0) * N + tl.arange(0, N)
     part = (tl.arange(0, SPLIT) * K)[:, None, None]
@@ -212,37 +181,29 @@ def linear(
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     shape: Tile,
-    counts: Tensor | None = None,
 ) -> Tensor:
     """norm(x) times weight transposed, plus bias and residual; gated: silu of the first half times the second.
 
     x: [rows, inputs], contiguous; or rows prepared for their norm, if `shape` has more than one row. norm: of x, if it
     has one row. weight: [outputs, inputs], or [2 * outputs, inputs] if gated, contiguous, of x's dtype; bias:
-    [outputs]; residual: [rows, outputs]. shape: how the work is cut up, see tiles.tile. counts: int32, zeros before and
-    after, one for each block of rows and outputs, where programs share inputs (shape.spread); nothing else may use them
-    at the same time. Accumulated in float32. Returns [rows, outputs] in out_dtype, x's by default.
+    [outputs]; residual: [rows, outputs]. shape: how the work is cut up, see tiles.tile. Accumulated in float32. Returns
+    [rows, outputs] in out_dtype, x's by default.
     """
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = weight.new_empty(_rows(x).shape[0], outputs, dtype=out_dtype or weight.dtype)
-    _launch(x, weight, bias, norm, gated, residual, None, out, shape, counts)
+    _launch(x, weight, bias, norm, gated, residual, None, out, shape)
     return out
 
 
 def linear_prepared(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor,
-    then: Norm,
-    shape: Tile,
-    counts: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, then: Norm, shape: Tile
 ) -> tuple[Tensor, Prepared]:
     """As `linear`, and the same rows prepared for the norm `then`, which reads them next."""
     rows, outputs = residual.shape
     out, scaled = weight.new_empty(2, rows, outputs)
     parts = torch.empty(triton.cdiv(outputs, shape.outputs), rows, dtype=torch.float32, device=x.device)
     ready = Prepared(scaled, parts, then)
-    _launch(x, weight, bias, None, False, residual, ready, out, shape, counts)
+    _launch(x, weight, bias, None, False, residual, ready, out, shape)
     return out, ready
 
 
@@ -260,21 +221,14 @@ def _launch(
     ready: Prepared | None,
     out: Tensor,
     shape: Tile,
-    counts: Tensor | None,
 ) -> None:
     """ready: where to prepare the result for its norm."""
     read, outputs = _rows(x), out.shape[1]
     rows, inputs = read.shape
     scale = x.norm if isinstance(x, Prepared) else norm
     parts = x.squares.shape[0] if isinstance(x, Prepared) else 1
-    blocks = triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows)
-    sums = out
-    if shape.spread > 1:
-        if counts is None or counts.numel() < blocks[0] * blocks[1]:
-            raise ValueError(f"programs that share inputs need {blocks[0] * blocks[1]} counts")
-        sums = torch.empty(2 if gated else 1, shape.spread, rows, outputs, dtype=torch.float32, device=out.device)
     kernel = _one_row if shape.rows == 1 else _some_rows if shape.split == 1 else _shared_rows
-    kernel[(*blocks, shape.spread)](
+    kernel[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows))](
         read,
         weight,
         norm.weight if norm else read,
@@ -285,8 +239,6 @@ def _launch(
         out,
         ready.rows if ready else out,
         ready.squares if ready else out,
-        sums,
-        counts if counts is not None else out,
         rows,
         scale.eps if scale else 0.0,
         outputs,
@@ -295,7 +247,6 @@ def _launch(
         N=shape.outputs,
         K=shape.inputs,
         SPLIT=shape.split,
-        SPREAD=shape.spread,
         STAGES=shape.stages,
         EVEN=outputs % shape.outputs == 0 and inputs % (shape.inputs * shape.split) == 0,
         NORM=scale is not None,

@@ -15,7 +15,7 @@ from torch import Tensor
 from distspec.kernels.activation import silu_mul
 from distspec.kernels.linear import Norm, Prepared, linear, linear_prepared
 from distspec.kernels.norm import rms_norm
-from distspec.kernels.tiles import COUNTS, tile
+from distspec.kernels.tiles import tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,13 @@ class Stream:
     ready: Prepared | None = None
 
 
-def counters(device: torch.device) -> Tensor:
-    """What products that follow each other on one stream may share to count the programs of a block that have ended."""
-    return torch.zeros(COUNTS, dtype=torch.int32, device=device)
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     """What reads the stream through a norm. weight: [outputs, width]; gated: [2 * outputs, width] and no bias, the
-    result being silu of the first half times the second. counts: see `counters`."""
+    result being silu of the first half times the second."""
 
     weight: Tensor
     norm: Norm
-    counts: Tensor
     bias: Tensor | None = None
     gated: bool = False
 
@@ -53,19 +47,17 @@ class Reader:
         read = stream.ready if cut is not None else None
         x = rms_norm(stream.x, self.norm.weight, self.norm.eps) if read is None else stream.x
         if cut is not None:
-            return linear(read or x, self.weight, self.bias, gated=self.gated, shape=cut, counts=self.counts)
+            return linear(read or x, self.weight, self.bias, gated=self.gated, shape=cut)
         y = F.linear(x, self.weight, self.bias)
         return silu_mul(y) if self.gated else y
 
 
 @dataclass(frozen=True, slots=True)
 class Adder:
-    """What adds to the stream. weight: [width, inputs]; then: the norm through which the stream is read next. counts:
-    see `counters`."""
+    """What adds to the stream. weight: [width, inputs]; then: the norm through which the stream is read next."""
 
     weight: Tensor
     then: Norm
-    counts: Tensor
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor, stream: Stream) -> Stream:
@@ -77,7 +69,7 @@ class Adder:
             return Stream(stream.x if self.bias is None else stream.x.add_(self.bias))
         if cut.rows == 1:
             return Stream(linear(x, self.weight, self.bias, residual=stream.x, shape=cut))
-        return Stream(*linear_prepared(x, self.weight, self.bias, stream.x, self.then, cut, self.counts))
+        return Stream(*linear_prepared(x, self.weight, self.bias, stream.x, self.then, cut))
 
 
 def float32_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -48,35 +48,32 @@ def _store_halves(at, a, b, mask, DIM: tl.constexpr):
 def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, values, max_position, eps,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GROUP_PAD: tl.constexpr,
             HALF_PAD: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
-    """One program for a row and a KV head, with the query heads that share it."""
+    """One program for a row and a KV head, with the query heads that share it. All that it reads is asked for before
+    anything is written, so that it waits for memory once."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    lane = tl.arange(0, HALF_PAD)
+    lane, member = tl.arange(0, HALF_PAD), tl.arange(0, GROUP_PAD)
     inside = lane < DIM // 2
-    position = tl.load(positions + row)
+    position, location = tl.load(positions + row), tl.load(write + row)
+    line = qkv + row * ((HEADS + 2 * KV_HEADS) * DIM)
+    several = (member < GROUP)[:, None] & inside[None, :]
+    own = (kv_head * GROUP + member)[:, None] * DIM + lane[None, :]
+    q1, q2 = _load_halves(line + own, several, DIM)
+    one = (tl.arange(0, 1) == 0)[:, None] & inside[None, :]
+    key = line + (HEADS + kv_head) * DIM + lane[None, :]
+    k1, k2 = _load_halves(key, one, DIM)
+    v1, v2 = _load_halves(key + KV_HEADS * DIM, one, DIM)
     cos = tl.load(table + position * DIM + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
     # The table's sines of second halves have their own sign, those of first halves the opposite one.
     sines = table + (max_position + position) * DIM + DIM // 2
     sin = tl.load(sines + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
-    member = tl.arange(0, GROUP_PAD)
-    head = kv_head * GROUP + member
-    mask = (member < GROUP)[:, None] & inside[None, :]
-    line = qkv + row * ((HEADS + 2 * KV_HEADS) * DIM)
-    own = head[:, None] * DIM + lane[None, :]
-    a, b = _load_halves(line + own, mask, DIM)
-    a, b = _turn(a, b, cos, sin, query_norm, eps, lane, inside, DIM, NORM)
-    _store_halves(queries + row * (HEADS * DIM) + own, a, b, mask, DIM)
 
-    location = tl.load(write + row)
-    one = (tl.arange(0, 1) == 0)[:, None] & inside[None, :]
+    q1, q2 = _turn(q1, q2, cos, sin, query_norm, eps, lane, inside, DIM, NORM)
+    k1, k2 = _turn(k1, k2, cos, sin, key_norm, eps, lane, inside, DIM, NORM)
+    _store_halves(queries + row * (HEADS * DIM) + own, q1, q2, several, DIM)
     there = location * (KV_HEADS * DIM) + kv_head * DIM + lane[None, :]
-    mask = one & (location >= 0)
-    own = (HEADS + kv_head) * DIM + lane[None, :]
-    a, b = _load_halves(line + own, one, DIM)
-    a, b = _turn(a, b, cos, sin, key_norm, eps, lane, inside, DIM, NORM)
-    _store_halves(keys + there, a, b, mask, DIM)
-    a, b = _load_halves(line + own + KV_HEADS * DIM, one, DIM)
-    _store_halves(values + there, a, b, mask, DIM)
+    _store_halves(keys + there, k1, k2, one & (location >= 0), DIM)
+    _store_halves(values + there, v1, v2, one & (location >= 0), DIM)
 
 
 def rope_and_write(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class Tile:
     """rows, outputs, inputs: of one step of a program, powers of two, rows padded to them; at least 16 rows go through
     the matrix units. split: parts of a program that share the inputs, each taking `inputs` of them in a step. stages:
-    steps in flight. warps: of a program. spread: programs that share the inputs; one of these and split is 1."""
+    steps in flight. warps: of a program."""
 
     rows: int
     outputs: int
@@ -20,17 +20,13 @@ class Tile:
     split: int
     stages: int
     warps: int
-    spread: int = 1
 
 
 SOME_ROWS = 16
 MOST_ROWS = 64
 """From here on, and for many matrices before, cuBLAS is faster."""
 
-COUNTS = 4096
-"""Blocks of rows and outputs, at most, whose inputs are shared by several programs."""
-
-_Fields = tuple[int, ...]
+_Fields = tuple[int, int, int, int, int, int]
 
 _MEASURED: dict[tuple[int, int, bool], tuple[_Fields, _Fields | None, _Fields | None]] = {
     # qwen3-0.6b qkv

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from distspec.kernels.linear import Norm
 from distspec.kernels.norm import rms_norm
-from distspec.kernels.product import Adder, Reader, Stream, counters
+from distspec.kernels.product import Adder, Reader, Stream
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.models.base import Paged, Taps
 from distspec.models.config import ModelConfig
@@ -48,9 +48,8 @@ class FusedStack:
         names = [*(f"layers.{i}.attention_norm" for i in range(config.num_layers)), "norm"]
         norms = [Norm(weights[name], config.rms_eps) for name in names]
         self._norm = norms[-1]
-        counts = counters(rope.device)
         self._layers = [
-            _layer(config, weights, f"layers.{i}.", norms[i], norms[i + 1], counts) for i in range(config.num_layers)
+            _layer(config, weights, f"layers.{i}.", norms[i], norms[i + 1]) for i in range(config.num_layers)
         ]
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Paged, taps: Taps | None = None) -> Tensor:
@@ -68,17 +67,15 @@ def _tap(taps: Taps | None, index: int, stream: Stream) -> None:
         taps.take(index, stream.x.clone())  # layers may write to their stream
 
 
-def _layer(
-    config: ModelConfig, weights: Mapping[str, Tensor], prefix: str, before: Norm, behind: Norm, counts: Tensor
-) -> FusedLayer:
+def _layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str, before: Norm, behind: Norm) -> FusedLayer:
     """before, behind: the norms of what attention reads, of this layer and of the next."""
     norms, middle = None, Norm(weights[f"{prefix}mlp_norm"], config.rms_eps)
     if config.qk_norm:
         norms = HeadNorms(weights[f"{prefix}query_norm"], weights[f"{prefix}key_norm"], config.rms_eps)
     return FusedLayer(
-        qkv=Reader(weights[f"{prefix}qkv"], before, counts, weights.get(f"{prefix}qkv_bias")),
-        output=Adder(weights[f"{prefix}output"], middle, counts, weights.get(f"{prefix}output_bias")),
-        gate_up=Reader(weights[f"{prefix}gate_up"], middle, counts, gated=True),
-        down=Adder(weights[f"{prefix}down"], behind, counts),
+        qkv=Reader(weights[f"{prefix}qkv"], before, weights.get(f"{prefix}qkv_bias")),
+        output=Adder(weights[f"{prefix}output"], middle, weights.get(f"{prefix}output_bias")),
+        gate_up=Reader(weights[f"{prefix}gate_up"], middle, gated=True),
+        down=Adder(weights[f"{prefix}down"], behind),
         norms=norms,
     )

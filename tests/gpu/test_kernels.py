@@ -57,12 +57,11 @@ def test_norm_silu_and_rotary(rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 16, 40, 64])
 def test_products(rows: int, normed: bool, after: str, dtype: torch.dtype) -> None:
     """Tiles of any kind; in float32 without TF32."""
-    shapes = [Tile(16, 32, 64, 1, 3, 4), Tile(64, 64, 64, 1, 3, 4), Tile(16, 32, 64, 1, 3, 4, spread=4)]
+    shapes = [Tile(16, 32, 64, 1, 3, 4), Tile(64, 64, 64, 1, 3, 4)]
     shapes += [Tile(1, 4, 1024, 1, 3, 4), Tile(1, 1, 4096, 1, 1, 4)] if rows < 3 else []
     shapes += [Tile(16, 16, 64, 4, 2, 4)] if after != "gated" else []
     for shape in shapes:
-        check_linear(rows, (1024, 3072), normed, after, CUDA, dtype, shape)
-        check_linear(rows, (520, 1000), normed, after, CUDA, dtype, shape)
+        check_linear(rows, (1024, 3072) if normed else (520, 1000), normed, after, CUDA, dtype, shape)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 24, 64])
