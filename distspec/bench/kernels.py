@@ -19,6 +19,7 @@ from distspec.bench.report import Context, Row, machine, row
 from distspec.errors import ConfigError
 from distspec.kernels.accept import accept_and_move
 from distspec.kernels.activation import silu_mul
+from distspec.kernels.best import best_whole
 from distspec.kernels.linear import Norm
 from distspec.kernels.norm import add_rms_norm
 from distspec.kernels.product import Adder, Reader, Stream, float32_product
@@ -105,6 +106,8 @@ def _kernels(config: ModelConfig, rows: int, device: torch.device) -> Iterator[C
     logits = [torch.randn(rows, vocab, device=device) for _ in range(_copies(rows * vocab * 4))]
     warm, keys = torch.full((rows,), 0.8, device=device), torch.randint(1000, (rows, 3), device=device)
     yield "draw", [partial(draw_whole, x, warm, keys, GREEDY_BELOW) for x in logits], rows * vocab * 4
+    guesses = [partial(best_whole, x, warm, keys, GREEDY_BELOW, 8) for x in logits]
+    yield "best_8", guesses, rows * vocab * 4
     yield _acceptance(config, rows, device)
 
 

@@ -50,10 +50,9 @@ def _gumbel(half):
 
 
 @triton.jit
-def _score(logits, temperatures, keys, scores, tokens, vocab, row_stride, temperature_stride, key_stride, greedy_below,
-           BLOCK: tl.constexpr):  # fmt: skip
-    """The best token of a block, and its score."""
-    row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+def perturbed(logits, temperatures, keys, row, block, vocab, row_stride, temperature_stride, key_stride, greedy_below,
+              BLOCK: tl.constexpr):  # fmt: skip
+    """float32 [BLOCK]: logits / temperature + G of a block of tokens, logits of a greedy row, -inf past the end."""
     token = block * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
     temperature = tl.load(temperatures + row * temperature_stride)
@@ -63,6 +62,16 @@ def _score(logits, temperatures, keys, scores, tokens, vocab, row_stride, temper
         word = _mix(_key(keys, row, key_stride) + counter * _STEP)
         noise = tl.interleave(_gumbel(word & 0xFFFFFFFF), _gumbel(word >> 32))
         score = tl.div_rn(score, tl.zeros_like(score) + temperature) + noise
+    return score
+
+
+@triton.jit
+def _score(logits, temperatures, keys, scores, tokens, vocab, row_stride, temperature_stride, key_stride, greedy_below,
+           BLOCK: tl.constexpr):  # fmt: skip
+    """The best token of a block, and its score."""
+    row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    score = perturbed(logits, temperatures, keys, row, block, vocab, row_stride, temperature_stride, key_stride,
+                      greedy_below, BLOCK)  # fmt: skip
     best, where = tl.max(score, 0, return_indices=True)
     tl.store(scores + row * tl.num_programs(0) + block, best)
     tl.store(tokens + row * tl.num_programs(0) + block, block * BLOCK + where)

@@ -122,6 +122,11 @@ def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]
     logarithmic share of the perturbed scores log q + G, since a target that draws with the same noise differs only in
     its log p. What truncation forbids follows, by probability: the target's own truncation may allow it.
     """
+    if logits.is_cuda and not rows.truncated:
+        from distspec.kernels.best import MOST, best_whole  # imports Triton
+
+        if most <= MOST:
+            return best_whole(logits, rows.temperature, rows.integers[:, 1:], GREEDY_BELOW, most)
     scores = _perturbed(logits, rows)
     if rows.truncated:
         scores = _append_forbidden(scores, logits, rows)

@@ -20,7 +20,7 @@ from distspec.models.llama import Llama
 from tests.unit.kernels.test_accept import check_accept
 from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
 from tests.unit.kernels.test_linear import check_linear
-from tests.unit.kernels.test_sample import check_draw
+from tests.unit.kernels.test_sample import check_best, check_draw
 
 pytestmark = pytest.mark.needs("gpu")
 CUDA = torch.device("cuda")
@@ -78,6 +78,8 @@ def test_the_tiles_in_use(rows: int) -> None:
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 def test_draws(vocab: int, spread: float) -> None:
     check_draw(96, vocab, spread, CUDA)
+    for most in (1, 5, 16):
+        check_best(9, vocab, most, CUDA)
 
 
 @DTYPES

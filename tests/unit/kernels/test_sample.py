@@ -7,13 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distspec.kernels.best import best_whole
 from distspec.kernels.sample import draw_whole
 from distspec.protocol.values import SamplingParams
-from distspec.sampling import GREEDY_BELOW, SamplingRows, draw
+from distspec.sampling import GREEDY_BELOW, SamplingRows, best, draw
 from distspec.sampling.draw import _draw_fused, _perturbed
 from tests.unit.kernels.test_elementwise import CPU
 
 pytestmark = pytest.mark.needs("interpreter")
+
+
+def mixed(rows: int) -> list[SamplingParams]:
+    return [
+        SamplingParams(max_tokens=1, seed=-3 * row % 2**64, choice=row % 3, temperature=(0.0, 0.6, 1.3)[row % 3])
+        for row in range(rows)
+    ]
 
 
 def check_draw(rows: int, vocab: int, spread: float, device: torch.device) -> None:
@@ -34,6 +42,25 @@ def check_draw(rows: int, vocab: int, spread: float, device: torch.device) -> No
     lost = scores.amax(dim=-1) - scores.gather(1, got[:, None])[:, 0]
     assert float(lost.max()) < 1e-5
     assert int((got != draw(logits, keys)).sum()) <= rows // 100
+
+
+def check_best(rows: int, vocab: int, most: int, device: torch.device) -> None:
+    """Scores of the reference, of tokens that have these scores, the first being the one that is drawn."""
+    logits, params = 3 * torch.randn(rows, vocab), mixed(rows)
+    there, here = (SamplingRows.of(params, range(rows), where) for where in (device, CPU))
+    arguments = logits.to(device), there.temperature, there.integers[:, 1:], GREEDY_BELOW
+    tokens, scores = (found.cpu() for found in best_whole(*arguments, most))
+    assert torch.equal(tokens[:, 0], draw_whole(*arguments).cpu())
+    assert all(len(set(row)) == most for row in tokens.tolist())
+    book = torch.log_softmax(_perturbed(logits, here), dim=-1)
+    torch.testing.assert_close(scores, best(logits, here, most)[1], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(scores, book.gather(1, tokens), atol=1e-4, rtol=1e-5)
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 4), st.sampled_from([16, 2049, 4999]), st.sampled_from([1, 3, 16]))
+def test_the_best_are_the_reference_s(rows: int, vocab: int, most: int) -> None:
+    check_best(rows, vocab, most, CPU)
 
 
 @settings(max_examples=12)
