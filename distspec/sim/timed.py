@@ -93,8 +93,6 @@ class _Counts:
 @dataclass(slots=True)
 class _Stream:
     tokens: list[int] = field(default_factory=list)
-    epoch: int = 0
-    rounds: int = 0
     usage: Usage = field(default_factory=Usage)
     finished: str | None = None
 
@@ -111,7 +109,6 @@ class TimedWorld:
         self.now_s = 0.0
         self._order = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._hits = self._rounds = 0
         model = SyntheticModel(VOCAB, load.odds)
         self._actors = {
             f"decode{i}": _Actor(TimedTarget(f"decode{i}", model), hardware.target) for i in range(verifiers)
@@ -160,8 +157,11 @@ class TimedWorld:
         return sum(len(stream.tokens) for stream in self.streams.values())
 
     def _counts(self) -> _Counts:
-        counts = _Counts(self.now_s, self._tokens(), self._rounds, self._hits)
-        counts.accepted = sum(stream.usage.accepted for stream in self.streams.values())
+        counts = _Counts(self.now_s, self._tokens())
+        for usage in (stream.usage for stream in self.streams.values()):
+            counts.rounds += usage.rounds
+            counts.hits += usage.hits
+            counts.accepted += usage.accepted
         for actor in self._actors.values():
             if isinstance(actor.worker, TimedTarget):
                 counts.target_s += actor.busy_s
@@ -209,25 +209,12 @@ class TimedWorld:
                     self._output(output)
                 case events.Suspect():
                     raise Violation(f"{command.worker} suspected: {command.reason}")
-        if isinstance(event, events.FromWorker) and isinstance(event.message, Verdict):
-            self._note_round(event.message.request)
 
     def _output(self, output: Output) -> None:
         stream = self.streams[output.key]
         stream.tokens += output.tokens
         stream.finished = output.finish_reason
         stream.usage = output.usage or stream.usage
-
-    def _note_round(self, number: int) -> None:
-        """A round that committed something was a hit if no fresh root took its place."""
-        request = self.machine.request(number)
-        if request is None:
-            return
-        stream = self.streams[request.key]
-        if request.tally.rounds > stream.rounds:
-            self._rounds += 1
-            self._hits += request.epoch == stream.epoch
-        stream.rounds, stream.epoch = request.tally.rounds, request.epoch
 
     def _arrive(self, name: str, message: object) -> None:
         actor = self._actors[name]
