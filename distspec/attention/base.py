@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from distspec.kv.pool import KVPool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Span:
     """The rows of one sequence in a step: its last `suffix` committed tokens, then scratch nodes.
 
@@ -34,7 +35,7 @@ class Span:
     def rows(self) -> int:
         return self.suffix + len(self.nodes)
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Logical indices that hold everything these rows see."""
         return max(map(max, self.nodes)) + 1 if self.nodes else self.length

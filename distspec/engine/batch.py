@@ -71,44 +71,43 @@ class Batch:
 
     def add(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
         """Book a segment in its sequence (see Sequence.append and add) and take over its rows."""
-        if segment.bet is not None:
-            return self._add_bet(segment, sequence, params)
+        if not segment.nodes:
+            return self._add_straight(segment, sequence, params)
         start = sequence.length
         indices = sequence.append(segment.tokens) + sequence.add(segment.nodes)
-        if not indices:
-            return
         first = len(self.tokens) + len(segment.tokens)
         roots = [first - 1] if segment.tokens and segment.want else []
         self.tokens += segment.tokens
         self.tokens += [node.token for node in segment.nodes]
         self.positions += range(start, sequence.length)
         self.positions += [sequence.position(node.id) for node in segment.nodes]
-        wanted = [*roots, *range(first, first + len(segment.nodes))]
-        self.wanted += wanted
-        self.params += [params] * len(wanted)
-        self.draws += [self.positions[row] + 1 for row in wanted]
-        self.spans.append(
-            Span(
-                pages=sequence.pages,
-                length=sequence.length,
-                suffix=len(segment.tokens),
-                nodes=tuple(sequence.ancestors(node.id) for node in segment.nodes),
-                write=[sequence.location(index) for index in indices],
-            )
-        )
+        self._want([*roots, *range(first, first + len(segment.nodes))], params)
+        nodes = tuple(sequence.ancestors(node.id) for node in segment.nodes)
+        self._attend(sequence, len(segment.tokens), nodes, indices)
 
-    def _add_bet(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
-        """The short way of rounds that judge one guess: no nodes, no masks, all rows at the committed end."""
-        tokens, start = segment.committed, sequence.length
+    def _add_straight(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
+        """The short way of decode steps and rounds that judge one guess: no masks, all rows at the committed end."""
+        tokens = segment.committed
+        if not tokens:
+            return
         indices = sequence.append(tokens)
-        end, rows = start + len(tokens), len(self.tokens) + len(tokens)
         self.tokens += tokens
         self.positions += indices
-        self.wanted += (rows - 2, rows - 1)
-        self.params += (params, params)
-        self.draws += (end - 1, end)
+        last = len(self.tokens) - 1
+        if segment.bet is not None:
+            self._want([last - 1, last], params)
+        elif segment.want:
+            self._want([last], params)
+        self._attend(sequence, len(tokens), (), indices)
+
+    def _want(self, rows: list[int], params: SamplingParams) -> None:
+        self.wanted += rows
+        self.params += [params] * len(rows)
+        self.draws += [self.positions[row] + 1 for row in rows]
+
+    def _attend(self, sequence: Sequence, suffix: int, nodes: tuple[list[int], ...], indices: Iterable[int]) -> None:
         write = [sequence.location(index) for index in indices]
-        self.spans.append(Span(pages=sequence.pages, length=end, suffix=len(tokens), nodes=(), write=write))
+        self.spans.append(Span(sequence.pages, sequence.length, suffix, nodes, write))
 
     @staticmethod
     def outcomes(segments: Iterable[Segment], drawn: Iterable[T]) -> list[Outcome[T]]:
