@@ -121,7 +121,7 @@ def test_make_targets_exist() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_configuration_keys_and_names_in_commands_exist(line: str) -> None:
     load("local", re.findall(r"(?<![\w.-])([a-z]\w*(?:\.\w+)+=[^\s']+)", line))
-    assert set(re.findall(r"(?:--config|distspec check) ([a-z]+)\b", line)) <= set(named())
+    assert set(re.findall(r"(?:--config|distspec check) ([a-z][a-z0-9-]*)", line)) <= set(named())
 
 
 # -- contents -------------------------------------------------------------------------------------
