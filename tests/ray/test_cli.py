@@ -93,9 +93,8 @@ def test_curl_streams_the_same(server: Server) -> None:
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("chat", [(), ("--chat",)])
-def test_generate_prints_one_object_and_nothing_else(server: Server, chat: tuple[str, ...]) -> None:
-    asked = ("--prompt", "Name a river.", "--max-tokens", "8", "--temperature", "0", "--seed", "3", *chat)
+def test_generate_prints_one_object_and_nothing_else(server: Server) -> None:
+    asked = ("--prompt", "Name a river.", "--max-tokens", "8", "--temperature", "0", "--seed", "3", "--chat")
     done = server.run("generate", *asked, "--policy", "ar", "--json", "engine.num_threads=1")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
