@@ -250,13 +250,12 @@ class Request:
             index = {node: i for i, node in enumerate(kept)}
             tokens, parents = [tokens[i] for i in kept], [index.get(parents[i], ROOT) for i in kept]
             scores = [scores[i] for i in kept] if scores else ()
-        before, deepest = len(self.tree), self.params.max_tokens - self.emitted - 1
-        ids = self.tree.add(self.tree.root, tokens, parents, scores, most, deepest)
-        new = len(self.tree) - before
+        before, deepest = self.tree.newest, self.params.max_tokens - self.emitted - 1
+        self.tree.add(self.tree.root, tokens, parents, scores, most, deepest)
+        new = range(before + 1, self.tree.newest + 1)
         if new:
-            last = max(node for node in ids if node is not None)
-            self.origins.drafted(proposal.task, range(last - new + 1, last + 1))
-        return new
+            self.origins.drafted(proposal.task, new)
+        return len(new)
 
     def stale(self) -> list[int]:
         """Futures whose nodes are all dead, and whose workers were not told yet.

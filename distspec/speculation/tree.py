@@ -71,6 +71,11 @@ class Tree:
     def __contains__(self, node: int) -> bool:
         return node in self.nodes
 
+    @property
+    def newest(self) -> int:
+        """The highest id that a node ever had."""
+        return self._next - 1
+
     def add(
         self,
         leaf: int,
