@@ -113,7 +113,7 @@ class FlashBackend:
         self._version = 3 if torch.cuda.get_device_capability(self._device)[0] == 9 else 2
 
     def plan(self, spans: Sequence[Span]) -> Plan:
-        straight = [_straightened(span) for span in spans]
+        straight = [straightened(span) for span in spans]
         starts = list(accumulate((span.rows for span in spans), initial=0))
         first = [range(at, at + span.suffix) for at, span in zip(starts, straight, strict=False)]
         rest = [range(at + span.suffix, at + span.rows) for at, span in zip(starts, straight, strict=False)]
@@ -235,7 +235,7 @@ def _load() -> Callable[..., Any]:
     return function
 
 
-def _straightened(span: Span) -> Span:
+def straightened(span: Span) -> Span:
     """A span whose nodes are a chain at the committed end, as one of committed rows; others as they are."""
     end = span.length
     if not span.nodes or any(set(seen) != set(range(end, end + i)) for i, seen in enumerate(span.nodes, 1)):
