@@ -101,20 +101,26 @@ def measure(policy: str, on: Hardware, cell: Cell, trees: bool, tokens: int) -> 
 
 
 def _improved(rate: Callable[[Sizes], float], sizes: Sizes, axes: Axes, cell: Cell) -> Sizes:
-    """Twice along each axis, or until nothing improves."""
-    top = rate(sizes) if axes else 0.0
+    """Twice along each axis, or until nothing improves. No sizes are tried twice."""
+    tried = {_key(sizes): rate(sizes)} if axes else {}
     for _ in range(2):
         before = sizes
         for axis in axes:
             for change in axis:
                 other = sizes | change
-                if other != sizes and other.get("live", 64) * cell.batch <= MOST_LIVE:
-                    value = rate(other)
-                    if value > top:
-                        top, sizes = value, other
+                if other.get("live", 64) * cell.batch > MOST_LIVE:
+                    continue
+                if _key(other) not in tried:
+                    tried[_key(other)] = rate(other)
+                if tried[_key(other)] > tried[_key(sizes)]:
+                    sizes = other
         if sizes == before:
             break
     return sizes
+
+
+def _key(sizes: Sizes) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(sizes.items()))
 
 
 def _fitting(sizes: Sizes, cell: Cell) -> Sizes:
