@@ -14,31 +14,22 @@ from transformers import AutoModelForCausalLM
 
 from distspec import config
 from distspec.engine import Engine, Segment
-from distspec.models import ModelConfig, Taps, random_model, save_pretrained
+from distspec.models import Taps, random_model, save_pretrained
 from distspec.models.llama import Llama
 from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, gumbel, process
 from tests import causal
+from tests.shapes import TINY
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-SHAPE = ModelConfig(
-    num_layers=2,
-    hidden_size=48,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=64,
-    vocab_size=97,
-    max_position=512,
-)
 MARGIN = 1e-3
 """Scores this close may fall either way by float noise: the bound of the design."""
 
 
 @pytest.fixture(scope="module")
 def model() -> Llama:
-    return random_model(SHAPE, seed=5, dtype=torch.float32, device=CPU)
+    return random_model(TINY, seed=5, dtype=torch.float32, device=CPU)
 
 
 def engine(model: Llama, page_size: int, positions: int = 2048, taps: tuple[int, ...] = ()) -> Engine:
@@ -92,14 +83,14 @@ class Text:
             size = draw.choice([len(self.todo), draw.randint(1, len(self.todo))])
             tokens, self.todo = self.todo[:size], self.todo[size:]
         else:
-            tokens = [draw.randrange(97) for _ in range(draw.choice([0, 1, 1, 3]))]
+            tokens = [draw.randrange(TINY.vocab_size) for _ in range(draw.choice([0, 1, 1, 3]))]
         self.tokens = self.tokens + tokens
         self.names = self.names + [next(self.fresh) for _ in tokens]
         alive = [id for id in self.paths if self.alive(id)]
         nodes: list[Node] = []
         for _ in range(0 if self.todo or not self.tokens else draw.choice([0, 1, 3, 8, 20])):
             parent = draw.choice([ROOT, *alive[-3:], *(node.id for node in nodes[-3:])])
-            node = Node(id=next(self.fresh), parent=parent, token=draw.randrange(97))
+            node = Node(id=next(self.fresh), parent=parent, token=draw.randrange(TINY.vocab_size))
             self.paths[node.id] = [*(self.tokens if parent == ROOT else self.paths[parent]), node.token]
             self.lines[node.id] = [*(self.names if parent == ROOT else self.lines[parent]), node.id]
             nodes.append(node)
@@ -143,11 +134,13 @@ def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bo
     """Six steps of random segments over up to five slots; each outcome and feature is held to a plain sequence."""
     target = engine(model, page_size, taps=TAPS)
     texts: list[Text] = []
-    shared = [draw.randrange(97) for _ in range(70)]
+    shared = [draw.randrange(TINY.vocab_size) for _ in range(70)]
     for _ in range(6):
         if len(texts) < 5:
             params = SamplingParams(max_tokens=1, seed=draw.getrandbits(64), top_p=0.9) if sampled else GREEDY
-            prompt = shared[: draw.randint(1, 70)] + [draw.randrange(97) for _ in range(draw.randint(0, 30))]
+            prompt = shared[: draw.randint(1, 70)] + [
+                draw.randrange(TINY.vocab_size) for _ in range(draw.randint(0, 30))
+            ]
             texts.append(Text(target, prompt, params))
         chosen = draw.sample(texts, draw.randint(1, len(texts)))
         segments = [text.segment(draw) for text in chosen]
