@@ -25,6 +25,7 @@ from distspec.kernels.norm import add_rms_norm
 from distspec.kernels.product import Adder, Reader, Stream, float32_product
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.kernels.sample import draw_whole
+from distspec.kernels.truncate import Limits, kept
 from distspec.kv.pool import KVPool
 from distspec.models import load_model
 from distspec.models.base import Paged
@@ -106,6 +107,9 @@ def _kernels(config: ModelConfig, rows: int, device: torch.device) -> Iterator[C
     logits = [torch.randn(rows, vocab, device=device) for _ in range(_copies(rows * vocab * 4))]
     warm, keys = torch.full((rows,), 0.8, device=device), torch.randint(1000, (rows, 3), device=device)
     yield "draw", [partial(draw_whole, x, warm, keys, GREEDY_BELOW) for x in logits], rows * vocab * 4
+    shares, none = torch.full((rows,), 0.9, device=device), torch.zeros(rows, device=device)
+    limits = Limits(none.long(), shares, none, any_top_k=False, any_top_p=True)
+    yield "top_p", [partial(kept, x, warm, limits, GREEDY_BELOW) for x in logits], rows * vocab * 4
     guesses = [partial(best_whole, x, warm, keys, GREEDY_BELOW, 8) for x in logits]
     yield "best_8", guesses, rows * vocab * 4
     yield _acceptance(config, rows, device)

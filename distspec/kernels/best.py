@@ -23,8 +23,8 @@ _BLOCK = 2048
 def _block(logits, temperatures, keys, scores, tokens, tops, sums, vocab, row_stride, temperature_stride, key_stride,
            greedy_below, BLOCK: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    score = perturbed(logits, temperatures, keys, row, block, vocab, row_stride, temperature_stride, key_stride,
-                      greedy_below, BLOCK)  # fmt: skip
+    score = perturbed(logits, temperatures, keys, tops, tops, row, block, vocab, row_stride, temperature_stride,
+                      key_stride, greedy_below, False, BLOCK)  # fmt: skip
     at = row * tl.num_programs(0) + block
     top = tl.max(score, 0)
     safe = tl.where(top == float("-inf"), 0.0, top)

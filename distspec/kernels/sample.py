@@ -1,9 +1,9 @@
 """The draw of a token per row over the whole vocabulary, with noise that is made where it is added.
 
-Knows logits, temperatures and the keys of the noise. Does not know truncation, requests or models. The noise is that of
-sampling/noise.py, to the bit before its logarithms: SplitMix64 by counter, from which sampling/draw.py makes a table
-[rows, vocab] in memory. Each program scores a block of tokens and keeps its best; a second kernel takes the best of
-these. Gumbel-max as in draw.py, which is the reference.
+Knows logits, temperatures and the keys of the noise. Does not know why a token may not stay, requests or models. The
+noise is that of sampling/noise.py, to the bit before its logarithms: SplitMix64 by counter, from which sampling/draw.py
+makes a table [rows, vocab] in memory. Each program scores a block of tokens and keeps its best; a second kernel takes
+the best of these. Gumbel-max as in draw.py, which is the reference.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from distspec.kernels.truncate import Kept, scaled
 
 _BLOCK = 2048
 _STEP = tl.constexpr(0x9E3779B97F4A7C15)
@@ -50,28 +52,29 @@ def _gumbel(half):
 
 
 @triton.jit
-def perturbed(logits, temperatures, keys, row, block, vocab, row_stride, temperature_stride, key_stride, greedy_below,
-              BLOCK: tl.constexpr):  # fmt: skip
-    """float32 [BLOCK]: logits / temperature + G of a block of tokens, logits of a greedy row, -inf past the end."""
+def perturbed(logits, temperatures, keys, tops, depths, row, block, vocab, row_stride, temperature_stride, key_stride,
+              greedy_below, LIMITED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """float32 [BLOCK]: logits / temperature + G of a block of tokens, logits of a greedy row, -inf past the end; also
+    where a LIMITED row lets a token not stay."""
     token = block * BLOCK + tl.arange(0, BLOCK)
-    score = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
-    temperature = tl.load(temperatures + row * temperature_stride)
-    if temperature >= greedy_below:
+    score = scaled(logits, temperatures, row, token, vocab, row_stride, temperature_stride, greedy_below)
+    if LIMITED:
+        score = tl.where(tl.load(tops + row) - score <= tl.load(depths + row), score, float("-inf"))
+    if tl.load(temperatures + row * temperature_stride) >= greedy_below:
         # Two tokens share a word of the generator, whose first output has counter 1.
         counter = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2) + 1).to(tl.uint64)
         word = _mix(_key(keys, row, key_stride) + counter * _STEP)
-        noise = tl.interleave(_gumbel(word & 0xFFFFFFFF), _gumbel(word >> 32))
-        score = tl.div_rn(score, tl.zeros_like(score) + temperature) + noise
+        score += tl.interleave(_gumbel(word & 0xFFFFFFFF), _gumbel(word >> 32))
     return score
 
 
 @triton.jit
-def _score(logits, temperatures, keys, scores, tokens, vocab, row_stride, temperature_stride, key_stride, greedy_below,
-           BLOCK: tl.constexpr):  # fmt: skip
+def _score(logits, temperatures, keys, tops, depths, scores, tokens, vocab, row_stride, temperature_stride, key_stride,
+           greedy_below, LIMITED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The best token of a block, and its score."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    score = perturbed(logits, temperatures, keys, row, block, vocab, row_stride, temperature_stride, key_stride,
-                      greedy_below, BLOCK)  # fmt: skip
+    score = perturbed(logits, temperatures, keys, tops, depths, row, block, vocab, row_stride, temperature_stride,
+                      key_stride, greedy_below, LIMITED, BLOCK)  # fmt: skip
     best, where = tl.max(score, 0, return_indices=True)
     tl.store(scores + row * tl.num_programs(0) + block, best)
     tl.store(tokens + row * tl.num_programs(0) + block, block * BLOCK + where)
@@ -86,12 +89,14 @@ def _choose(scores, tokens, out, blocks, BLOCKS: tl.constexpr):
     tl.store(out + row, tl.load(tokens + row * blocks + where).to(tl.int64))
 
 
-def draw_whole(logits: Tensor, temperature: Tensor, keys: Tensor, greedy_below: float) -> Tensor:
-    """The token of each row that is truncated by nothing: argmax of logits / temperature + G, greedy without noise.
+def draw_whole(
+    logits: Tensor, temperature: Tensor, keys: Tensor, greedy_below: float, stays: Kept | None = None
+) -> Tensor:
+    """The token of each row: argmax of logits / temperature + G over what stays of it, greedy without noise.
 
     logits: float32 [rows, vocab], rows contiguous; temperature: float32 [rows], rows under greedy_below are greedy;
-    keys: int64 [rows, 3], seed, choice and position, each row contiguous. Returns int64 [rows]: what sampling.draw
-    returns, up to scores that differ by rounding of the logarithms, less than 1e-5.
+    keys: int64 [rows, 3], seed, choice and position, each row contiguous; stays: everything by default. Returns int64
+    [rows]: what sampling.draw returns, up to scores that differ by rounding of the logarithms, less than 1e-5.
     """
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
@@ -102,6 +107,8 @@ def draw_whole(logits: Tensor, temperature: Tensor, keys: Tensor, greedy_below: 
         logits,
         temperature,
         keys,
+        stays.top if stays else scores,
+        stays.depth if stays else scores,
         scores,
         tokens,
         vocab,
@@ -109,6 +116,7 @@ def draw_whole(logits: Tensor, temperature: Tensor, keys: Tensor, greedy_below: 
         temperature.stride(0),
         keys.stride(0),
         greedy_below,
+        LIMITED=stays is not None,
         BLOCK=_BLOCK,
         num_warps=4,
     )

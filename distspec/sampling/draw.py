@@ -103,16 +103,15 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _draw_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """As `draw`, with no noise in memory and nothing that the host must wait for."""
+    """As `draw`, with no noise or order of tokens in memory, and nothing that the host must wait for."""
     from distspec.kernels.sample import draw_whole  # imports Triton
+    from distspec.kernels.truncate import Limits, kept
 
-    temperature = rows.temperature
+    stays = None
     if rows.truncated:
-        # A greedy row loses nothing by truncation either: its best token always stays.
-        greedy = temperature < GREEDY_BELOW
-        reals = torch.cat((temperature.masked_fill(greedy, 1.0)[:, None], rows.reals[:, 1:]), dim=1)
-        logits, temperature = process(logits, replace(rows, reals=reals)), (~greedy).float()
-    return draw_whole(logits, temperature, rows.integers[:, 1:], GREEDY_BELOW)
+        limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)
+        stays = kept(logits, rows.temperature, limits, GREEDY_BELOW)
+    return draw_whole(logits, rows.temperature, rows.integers[:, 1:], GREEDY_BELOW, stays)
 
 
 def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]:

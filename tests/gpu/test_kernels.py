@@ -21,6 +21,7 @@ from tests.unit.kernels.test_accept import check_accept
 from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
 from tests.unit.kernels.test_linear import check_linear
 from tests.unit.kernels.test_sample import check_best, check_draw
+from tests.unit.kernels.test_truncate import check_kept
 
 pytestmark = pytest.mark.needs("gpu")
 CUDA = torch.device("cuda")
@@ -80,6 +81,12 @@ def test_draws(vocab: int, spread: float) -> None:
     check_draw(96, vocab, spread, CUDA)
     for most in (1, 5, 16):
         check_best(9, vocab, most, CUDA)
+
+
+@pytest.mark.parametrize("vocab", [997, 151936])
+@pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
+def test_what_stays(vocab: int, spread: float) -> None:
+    check_kept(60, vocab, spread, CUDA)
 
 
 @DTYPES

@@ -74,8 +74,8 @@ def test_the_noise_keeps_its_fine_steps_at_both_ends() -> None:
     check_draw(40, 4096, 0.0, CPU)
 
 
-@settings(max_examples=8)
-@given(st.integers(0, 2**32), st.sampled_from([30, 3000]))
+@settings(max_examples=3)
+@given(st.integers(0, 2**32), st.sampled_from([30, 240]))
 def test_truncated_and_greedy_rows_share_a_draw(seed: int, vocab: int) -> None:
     """What a GPU does where some rows are truncated: rows of every kind side by side."""
     params = [
@@ -87,8 +87,8 @@ def test_truncated_and_greedy_rows_share_a_draw(seed: int, vocab: int) -> None:
             top_p=(1.0, 0.8)[row // 2 % 2],
             min_p=(0.0, 0.05)[row // 4 % 2],
         )
-        for row in range(24)
+        for row in range(12)
     ]
-    rows = SamplingRows.of(params, range(24), CPU)
-    logits = 3 * torch.randn(24, vocab, generator=torch.Generator().manual_seed(seed))
+    rows = SamplingRows.of(params, range(12), CPU)
+    logits = 3 * torch.randn(12, vocab, generator=torch.Generator().manual_seed(seed))
     assert int((_draw_fused(logits, rows) != draw(logits, rows)).sum()) <= 1
