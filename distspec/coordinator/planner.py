@@ -10,6 +10,8 @@ little credit, so that it will be.
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -43,11 +45,14 @@ PROBED_ROWS = (1, 8, 32, 128, 256, 512)
 AT_ONCE = 2
 """Candidates that are valued per event: tens of milliseconds at most."""
 
-CROWD = {"bvsp": 1, "dsi": 2, "pearl": 4, "ssd": 4}
+CROWD = {"bvsp": 1, "ssd": 4}
 """Running requests per verifier up to which a policy is valued at all."""
 
 CREDIT = 1.1
 """What the promise of a policy that was never tried is multiplied with."""
+
+RANKED = 4
+"""Sizes of a policy that are kept as choices: the best, and some to go to where it does not hold what it promised."""
 
 DOUBT = 400
 """Tokens that the model's promise counts as, against those that were measured."""
@@ -108,7 +113,7 @@ class _Advisor:
 
     def __init__(self, facts: Facts, some: Iterator[tuple[str, Sizes]], plain: Advice, seen: int) -> None:
         self._plain = plain
-        self._measured: dict[str, tuple[float, float]] = {}
+        self._measured: dict[Advice, tuple[float, float]] = {}
         self._trial: _Trial | None = None
         self.advice: Advice | None = None
         self.begin(facts, some, seen)
@@ -117,15 +122,15 @@ class _Advisor:
         """Value everything anew."""
         self.facts, self.seen = facts, seen
         self._left = some
-        self._best = {"ar": (facts.value(self._plain), self._plain)}
+        self._best = {"ar": [(facts.value(self._plain), self._plain)]}
         self.is_done = False
 
     def go_on(self, count: int) -> None:
         for policy, sizes in islice(self._left, count):
             advice = Advice(policy, sizes)
-            value = self.facts.value(advice)
-            if value > self._best.get(policy, (0.0, advice))[0]:
-                self._best[policy] = value, advice
+            ranked = self._best.setdefault(policy, [])
+            insort(ranked, (self.facts.value(advice), advice), key=lambda pair: -pair[0])
+            del ranked[RANKED:]
             count -= 1
         self.is_done = count > 0
         if self.is_done:
@@ -151,20 +156,24 @@ class _Advisor:
 
     def _learn(self, advice: Advice, tokens: int, tokens_s: float) -> None:
         """Half of what was known before is forgotten each time, so that drift is followed."""
-        weight, ratio = self._measured.get(advice.policy, (0.0, 1.0))
+        weight, ratio = self._measured.get(advice, (0.0, 1.0))
         weight /= 2
         found = tokens_s / self.facts.value(advice)
-        self._measured[advice.policy] = weight + tokens, (weight * ratio + tokens * found) / (weight + tokens)
+        self._measured[advice] = weight + tokens, (weight * ratio + tokens * found) / (weight + tokens)
 
-    def _factor(self, policy: str) -> float:
-        if policy not in self._measured:
-            return CREDIT if policy != "ar" else 1.0
-        weight, ratio = self._measured[policy]
+    def _factor(self, advice: Advice) -> float:
+        """What a promise is multiplied with. Sizes that were not tried share half of what is known of the policy."""
+        tried = [found for one, found in self._measured.items() if one.policy == advice.policy]
+        if not tried:
+            return CREDIT if advice.policy != "ar" else 1.0
+        weight, ratio = self._measured.get(advice, (0.0, 1.0))
+        if not weight:
+            return math.sqrt(sum(weight * ratio for weight, ratio in tried) / sum(weight for weight, _ in tried))
         return (weight * ratio + DOUBT) / (weight + DOUBT)
 
     def _choose(self) -> None:
-        policy = max(self._best, key=lambda name: self._best[name][0] * self._factor(name))
-        self.advice = self._best[policy][1]
+        ranked = [pair for pairs in self._best.values() for pair in pairs]
+        self.advice = max(ranked, key=lambda pair: pair[0] * self._factor(pair[1]))[1]
 
 
 class Planner:
@@ -242,7 +251,9 @@ class Planner:
         return Advice("sd" if "sd" in policies else "ar", sizes)
 
     def _first(self, policies: Sequence[str]) -> Advice:
-        """Nothing was timed yet: draft a little, and see."""
+        """Little was timed yet: decode plainly for a while, so that narrow steps are known, then draft a little."""
+        if self._seen < LEAST // 2:
+            return Advice("ar", self._most)
         sizes = replace(self._most, steps=min(4, self._most.steps), nodes=min(4, self._most.nodes), topk=1)
         return Advice("sd" if "sd" in policies else "ar", sizes)
 

@@ -204,7 +204,8 @@ class TimedTarget:
         return Verdict(request=work.request, epoch=work.epoch, task=work.task, outcomes=tuple(outcomes))
 
     def _revoked(self, entry: _Open, message: Revoke) -> Revoked:
-        """Between two steps, so behind what the last one said."""
+        """Between two steps, so behind what the last one said. What a lease drew last is not computed yet."""
+        entry.length -= entry.lease is not None
         entry.lease = entry.revoke = None
         return Revoked(request=message.request, epoch=message.epoch, length=entry.emitted, computed=entry.length)
 

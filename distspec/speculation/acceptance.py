@@ -60,8 +60,11 @@ class Acceptance:
             for rank, share in enumerate(shares):
                 tried, right = self._tried[level][rank] / self._weight, self._right[level][rank] / self._weight
                 shares[rank] = (right + PRIOR_WEIGHT * share) / (tried + PRIOR_WEIGHT)
-        total = sum(shares)  # ranks are counted apart; together they are right at most always
-        return tuple(share / total for share in shares) if total > 1 else tuple(shares)
+        left = 1.0  # ranks are counted apart, and of later ones less is known; together they are right at most always
+        for rank, share in enumerate(shares):
+            shares[rank] = min(share, left)
+            left -= shares[rank]
+        return tuple(shares)
 
     def table(self) -> tuple[tuple[float, ...], ...]:
         """odds by depth, the last for all below it: what `cost` takes."""

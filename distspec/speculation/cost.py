@@ -52,19 +52,18 @@ def distributed(load: Load, odds: Odds, sizes: Sizes) -> float:
 
     The c-th chunk of L guesses is drafted after c L t_d and judged at once; a run of guesses that ends within it costs
     its start and one forward; the root is chunk 0, judged alone. With fewer verifiers a chunk starts when one is free,
-    each t_v / N, and a single one also judges the root that the chunk before left open. Among others a root finds the
-    next step begun, and a chunk some step half done.
+    each t_v / N, and a single one also judges the root that the chunk before left open. A verifier lacks what the others
+    judged in between, as far as it was right. Requests that share verifiers keep in step (see `muster`).
     """
     chunk, verifiers = sizes.lookahead, load.verifiers
     every_s = chunk * load.draft_s(1) + load.hop_s
     futures = min(verifiers, math.ceil(load.verify_s(chunk + 1) / every_s))
-    rows = chunk * futures if verifiers > 1 else chunk + 1  # a verifier lacks what the others judged in between
-    verify_s = load.verify_s(rows, futures)
     right = survival(odds)
+    lacks = chunk * (futures - 1) * right[min(chunk, len(right) - 1)] if verifiers > 1 else 1
+    verify_s = load.verify_s(chunk + lacks, futures)
     stride = chunk + (verifiers == 1 and verify_s >= 2 * every_s)
-    crowd = load.crowd(futures) if verifiers > 1 else 0.0  # one verifier has all requests in step
-    seconds = verify_s * (1 + crowd) + right[1] * load.draft_s(1) / 2
-    spacing_s = max(every_s, verify_s * (1 + crowd / 2) / verifiers)
+    spacing_s = max(every_s, verify_s / verifiers)
+    seconds = verify_s + right[1] * load.draft_s(1) / 2
     seconds += sum(right[i] for i in range(1, len(right), stride)) * spacing_s
     return sum(right) / seconds
 
