@@ -14,12 +14,13 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain
 
 from distspec.curve import Curve, Latency, Transport
 from distspec.protocol.messages import Hello
 from distspec.speculation.acceptance import Acceptance
-from distspec.speculation.cost import candidates, rate
+from distspec.speculation.branches import Valuing
+from distspec.speculation.cost import candidates, value
 from distspec.speculation.expected import Odds
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
@@ -42,10 +43,10 @@ MOVED = 0.06
 PROBED_ROWS = (1, 8, 32, 128, 256, 512)
 """Where two curves are compared."""
 
-AT_ONCE = 2
-"""Candidates that are valued per event: tens of milliseconds at most."""
+AT_ONCE = 4
+"""Pieces of the valuing that are done per event: a few milliseconds."""
 
-CROWD = {"bvsp": 1, "ssd": 4}
+CROWD = {"bvsp": 4, "ssd": 32}
 """Running requests per verifier up to which a policy is valued at all."""
 
 CREDIT = 1.1
@@ -87,9 +88,9 @@ class Facts:
     load: Load
     odds: Odds
 
-    def value(self, advice: Advice) -> float:
-        """Expected tokens per second of all requests."""
-        return rate(advice.policy, advice.sizes, self.load, self.odds)
+    def value(self, advice: Advice) -> Valuing:
+        """Expected tokens per second of all requests, piece by piece."""
+        return value(advice.policy, advice.sizes, self.load, self.odds)
 
     def have_moved(self, before: Facts) -> bool:
         curves = [[f.load.target(rows) for rows in PROBED_ROWS] + [f.load.drafter(1)] for f in (self, before)]
@@ -121,20 +122,26 @@ class _Advisor:
     def begin(self, facts: Facts, some: Iterator[tuple[str, Sizes]], seen: int) -> None:
         """Value everything anew."""
         self.facts, self.seen = facts, seen
-        self._left = some
-        self._best = {"ar": [(facts.value(self._plain), self._plain)]}
+        self._values: dict[Advice, float] = {}
+        self._best: dict[str, list[Advice]] = {}
+        self._valuing = self._value(some)
         self.is_done = False
 
-    def go_on(self, count: int) -> None:
-        for policy, sizes in islice(self._left, count):
-            advice = Advice(policy, sizes)
-            ranked = self._best.setdefault(policy, [])
-            insort(ranked, (self.facts.value(advice), advice), key=lambda pair: -pair[0])
+    def go_on(self, pieces: int) -> None:
+        for _ in range(pieces):
+            if next(self._valuing, self) is self:
+                self.is_done = True
+                self._choose()
+                return
+
+    def _value(self, some: Iterator[tuple[str, Sizes]]) -> Iterator[None]:
+        """Keep the best sizes of each policy."""
+        for advice in chain([self._plain], (Advice(policy, sizes) for policy, sizes in some)):
+            self._values[advice] = yield from self.facts.value(advice)
+            ranked = self._best.setdefault(advice.policy, [])
+            insort(ranked, advice, key=lambda one: -self._values[one])
             del ranked[RANKED:]
-            count -= 1
-        self.is_done = count > 0
-        if self.is_done:
-            self._choose()
+            yield
 
     def measure(self, now_s: float, tokens: int, running: int) -> None:
         """The fleet has sent so many tokens until now."""
@@ -149,7 +156,8 @@ class _Advisor:
             return
         new = tokens - trial.begins
         if new >= max(WINDOW, WINDOW_EACH * running) and now_s > trial.began_s:
-            self._learn(self.advice, new, new / (now_s - trial.began_s))
+            if self.advice in self._values:  # not while everything is valued anew
+                self._learn(self.advice, new, new / (now_s - trial.began_s))
             self._trial = None
             if self.is_done:
                 self._choose()
@@ -158,7 +166,7 @@ class _Advisor:
         """Half of what was known before is forgotten each time, so that drift is followed."""
         weight, ratio = self._measured.get(advice, (0.0, 1.0))
         weight /= 2
-        found = tokens_s / self.facts.value(advice)
+        found = tokens_s / self._values[advice]
         self._measured[advice] = weight + tokens, (weight * ratio + tokens * found) / (weight + tokens)
 
     def _factor(self, advice: Advice) -> float:
@@ -172,8 +180,8 @@ class _Advisor:
         return (weight * ratio + DOUBT) / (weight + DOUBT)
 
     def _choose(self) -> None:
-        ranked = [pair for pairs in self._best.values() for pair in pairs]
-        self.advice = max(ranked, key=lambda pair: pair[0] * self._factor(pair[1]))[1]
+        ranked = (advice for some in self._best.values() for advice in some)
+        self.advice = max(ranked, key=lambda advice: self._values[advice] * self._factor(advice))
 
 
 class Planner:

@@ -9,7 +9,7 @@ is left is not remembered, nor when within a forward the other verifier answers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import NamedTuple, TypeVar
 
 from distspec.speculation.expected import Bush, Odds
@@ -26,6 +26,10 @@ RARE = 1e-3
 """A state of less weight is taken to be the first: it is not worth the time to look at."""
 
 
+Valuing = Generator[None, None, float]
+"""Arithmetic that takes a while, a millisecond or so at a time; it returns tokens per second of one request."""
+
+
 class Round(NamedTuple):
     """tokens it commits and seconds it takes, on average. after: (how likely, state), summing to 1."""
 
@@ -34,7 +38,7 @@ class Round(NamedTuple):
     after: list[tuple[float, Hashable]]
 
 
-def branching(load: Load, odds: Odds, sizes: Sizes) -> float:
+def branching(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
     """`ssd` (Speculative Speculative Decoding, arXiv 2603.03251): tokens per second of one request.
 
     A verdict ends somewhere below the judged nodes. What was grown below that end is the next round's draft; levels
@@ -56,7 +60,7 @@ def branching(load: Load, odds: Odds, sizes: Sizes) -> float:
     return _average(play, (0, 0))
 
 
-def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> float:
+def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
     """`bvsp`: tokens per second of one request, with two verifiers.
 
     As `branching`, but once `early` further nodes wait, the other verifier judges them, before the verdict is there.
@@ -148,7 +152,7 @@ def _filled(after: list[tuple[float, Hashable]], miss: Hashable) -> list[tuple[f
     return [*after, (max(0.0, 1.0 - sum(p for p, _ in after)), miss)]
 
 
-def _average(play: Callable[[State], Round], start: State, rounds: int = 60) -> float:
+def _average(play: Callable[[State], Round], start: State, rounds: int = 60) -> Valuing:
     """Tokens per second in the long run, of a chain that often comes back to its start."""
     known: dict[Hashable, Round] = {}
     now: dict[Hashable, float] = {start: 1.0}
@@ -161,6 +165,7 @@ def _average(play: Callable[[State], Round], start: State, rounds: int = 60) -> 
                 continue
             if state not in known:
                 known[state] = play(state)  # type: ignore[arg-type]
+                yield
             if i >= rounds // 3:
                 tokens += share * known[state].tokens
                 seconds += share * known[state].seconds

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from distspec.curve import Curve
-from distspec.speculation.branches import branch_verifying, branching
+from distspec.speculation.branches import Valuing, branch_verifying, branching
 from distspec.speculation.expected import Bush, Odds, survival, tau
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
@@ -23,7 +23,19 @@ from distspec.speculation.sizes import Sizes
 
 def rate(policy: str, sizes: Sizes, load: Load, odds: Odds) -> float:
     """Expected tokens per second of all requests together, under one of POLICIES."""
-    return load.batch * RATES[policy](load, odds, sizes)
+    valuing = value(policy, sizes, load, odds)
+    while True:
+        try:
+            next(valuing)
+        except StopIteration as done:
+            found: float = done.value
+            return found
+
+
+def value(policy: str, sizes: Sizes, load: Load, odds: Odds) -> Valuing:
+    """As `rate`, piece by piece, for who cannot be away for long: the policies that branch take up to a second."""
+    one = (yield from PIECEWISE[policy](load, odds, sizes)) if policy in PIECEWISE else RATES[policy](load, odds, sizes)
+    return load.batch * one
 
 
 def plain(load: Load, odds: Odds, sizes: Sizes) -> float:
@@ -52,7 +64,7 @@ def distributed(load: Load, odds: Odds, sizes: Sizes) -> float:
 
     The c-th chunk of L guesses is drafted after c L t_d and judged at once; a run of guesses that ends within it costs
     its start and one forward; the root is chunk 0, judged alone. With fewer verifiers a chunk starts when one is free,
-    each t_v / N, and a single one also judges the root that the chunk before left open. A verifier lacks what the others
+    each t_v / N, and a single one also judges the root that the chunk before left open. A verifier lacks what others
     judged in between, as far as it was right. Requests that share verifiers keep in step (see `muster`).
     """
     chunk, verifiers = sizes.lookahead, load.verifiers
@@ -92,10 +104,11 @@ RATES: dict[str, Callable[[Load, Odds, Sizes], float]] = {
     "sd": sequential,
     "pearl": early_verifying,
     "dsi": distributed,
-    "ssd": branching,
-    "bvsp": branch_verifying,
 }
 """Tokens per second of one request."""
+
+PIECEWISE: dict[str, Callable[[Load, Odds, Sizes], Valuing]] = {"ssd": branching, "bvsp": branch_verifying}
+"""The same of policies for which it takes long."""
 
 
 def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[str, Sizes, float]:
@@ -137,7 +150,7 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     elif policy in ("ssd", "bvsp"):
         for k in (k for k in (1, 2, 4, 6) if k <= most.steps):
             for topk in sorted({1, most.topk}):
-                for nodes in sorted({min(n, most.nodes) for n in ((k, 2 * k, 3 * k) if topk == 1 else (16, 32, 64))}):
+                for nodes in sorted({min(n, most.nodes) for n in ((k, 2 * k) if topk == 1 else (16, 64))}):
                     for early in _earlies(policy, most):
                         yield replace(
                             most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead), early=early
@@ -145,7 +158,7 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
 
 
 def _earlies(policy: str, most: Sizes) -> list[int]:
-    return sorted({min(n, most.live) for n in (16, 32, 64)}) if policy == "bvsp" else [most.early]
+    return sorted({min(n, most.live) for n in (16, 64)}) if policy == "bvsp" else [most.early]
 
 
 def _nodes(steps: int, topk: int, most: int) -> list[int]:
