@@ -31,6 +31,12 @@ MOST_NODES = 63
 MOST_LIVE = 16_384
 """Live nodes of all requests that are tried: rows bind a drafter long before."""
 
+WARM = 16
+"""Tokens per request that come before a measurement."""
+
+LEARNING, LEARNING_EACH = 2400, 64
+"""The same for `auto`, which begins without knowing anything: of all requests together, and at least of each one."""
+
 _GROWTHS = tuple({"width": width, "live": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000)))
 _ROUNDS = tuple({"nodes": nodes} for nodes in (4, 8, 16, 32, MOST_NODES))
 
@@ -53,8 +59,9 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
         {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 16, "width": 32, "live": 1000},
         (_GROWTHS, _each("steps", 1, 2, 3, 5), _ROUNDS[2:], _each("lookahead", 2, 4, 5, 7, 8)),
     ),
+    "auto": ({}, ()),
 }
-"""Per policy, sizes to start from and axes along which they are improved, one after the other."""
+"""Per policy, sizes to start from and axes along which they are improved, one after the other. `auto` finds its own."""
 
 TREES: dict[str, tuple[Sizes, Axes]] = {
     "sd": (
@@ -96,6 +103,7 @@ def measure(policy: str, on: Hardware, cell: Cell, trees: bool, tokens: int) -> 
     It has other requests than those that chose, so that luck with these does not count.
     """
     start, axes = (TREES if trees else CHAINS)[policy]
+    start = _bounds(cell) if policy == "auto" else start
     sizes = _improved(partial(_rate, policy, on, cell, tokens // 6), {**start, **_fitting(start, cell)}, axes, cell)
     return sizes, _run(policy, on, cell, sizes, tokens, seed=1)
 
@@ -108,7 +116,7 @@ def _improved(rate: Callable[[Sizes], float], sizes: Sizes, axes: Axes, cell: Ce
         for axis in axes:
             for change in axis:
                 other = sizes | change
-                if other.get("live", 64) * cell.batch > MOST_LIVE:
+                if _live(other) * cell.batch > MOST_LIVE:
                     continue
                 if _key(other) not in tried:
                     tried[_key(other)] = rate(other)
@@ -128,6 +136,16 @@ def _fitting(sizes: Sizes, cell: Cell) -> Sizes:
     return {"live": min(sizes["live"], MOST_LIVE // cell.batch)} if "live" in sizes else {}
 
 
+def _bounds(cell: Cell) -> Sizes:
+    """What trees may grow to under `auto`: the most that the policies which branch are tried with."""
+    return max((some for some in _GROWTHS if some["live"] * cell.batch <= MOST_LIVE), key=_live, default=_GROWTHS[0])
+
+
+def _live(sizes: Sizes) -> int:
+    live: int = sizes.get("live", 64)
+    return live
+
+
 def _rate(policy: str, on: Hardware, cell: Cell, tokens: int, sizes: Sizes) -> float:
     return _run(policy, on, cell, sizes, tokens, seed=0).tokens_s
 
@@ -137,4 +155,5 @@ def _run(policy: str, on: Hardware, cell: Cell, sizes: Sizes, tokens: int, seed:
     room = max(64, sizes.get("live", 0))
     settings = Settings(policy="sd" if policy == "sd112" else policy, static=False, room=room, **sizes)
     load = Load(cell.batch, cell.odds, seed=seed * 1_000_000)
-    return TimedWorld(on, settings, load, cell.verifiers).measure(max(24, tokens // cell.batch))
+    warm = max(LEARNING_EACH, LEARNING // cell.batch) if policy == "auto" else WARM
+    return TimedWorld(on, settings, load, cell.verifiers).measure(max(24, tokens // cell.batch), warm)

@@ -56,11 +56,13 @@ def test_the_command_writes_a_row_per_policy_and_a_picture(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     read = msgspec.json.decode(rows.read_bytes(), type=list[Row])
     assert [row.name for row in read] == [
-        f"sim/{policy}/b1/a0.8/v1" for policy in ("ar", "sd", "sd112", "pearl", "dsi", "ssd", "bvsp")
+        f"sim/{policy}/b1/a0.8/v1" for policy in ("ar", "sd", "sd112", "pearl", "dsi", "ssd", "bvsp", "auto")
     ]
     assert all(row.context["synthetic"] == "0.8,0.1" for row in read)
     assert read[0].ratio == 1.0
     assert read[0].value == pytest.approx(1 / 0.0051, rel=0.01)
     assert read[1].ratio > 1.0
+    assert read[-1].ratio > 0.97
+    assert set(read[-1].context) & {"width", "live", "steps"} == {"width", "live"}
     draw_simulated(read, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
