@@ -218,7 +218,7 @@ class Machine:
             ctx.counters["faults"] += 1
             return
         if isinstance(message, Verdict | Progress | Drafted):
-            ctx.planner.stepped(isinstance(message, Drafted), message.step)
+            ctx.planner.stepped(event.worker, isinstance(message, Drafted), message.step, message.span[1])
         request = ctx.requests.get(message.request)
         if isinstance(message, Freed):
             ctx.credits.give_back(event.worker)

@@ -31,6 +31,9 @@ Kind = tuple[bool, ...]
 Place = tuple[Kind, int, int, int, tuple[str, ...]]
 """What advice is for: a kind of request, how many run (to a power of two), targets, drafters, policies."""
 
+PLAIN = 16
+"""Steps of plain decoding that come before everything else."""
+
 PATIENCE = 300
 """Observations after which it is looked whether curves or odds have moved."""
 
@@ -191,7 +194,8 @@ class Planner:
         self._most = most
         self._target, self._drafter, self._hop = Latency(), Latency(), Transport()
         self._odds: dict[Kind, Acceptance] = {}
-        self._seen = 0
+        self._until: dict[str, float] = {}
+        self._seen = self._steps = 0
         self._advisors: dict[Place, _Advisor] = {}
 
     # -- what is seen ----------------------------------------------------------------------------
@@ -201,10 +205,13 @@ class Planner:
         if hello.role != "draft" and len(hello.step_cost) > 1 and not self._target.is_known:
             self._target = Latency(Curve.doubling(hello.step_cost))
 
-    def stepped(self, is_drafter: bool, step: tuple[int, float]) -> None:
-        """A worker took a step of so many rows and seconds."""
-        (self._drafter if is_drafter else self._target).observe(*step)
-        self._seen += step[0] > 0
+    def stepped(self, worker: str, is_drafter: bool, step: tuple[int, float], until_s: float) -> None:
+        """A worker took a step of so many rows and seconds, which ended then; each of its requests says so."""
+        if step[0] and self._until.get(worker) != until_s:
+            self._until[worker] = until_s
+            (self._drafter if is_drafter else self._target).observe(*step)
+            self._steps += not is_drafter
+            self._seen += 1
 
     def turned(self, turnaround_s: float, span: tuple[float, float]) -> None:
         """A future was answered so long after it was sent; its worker was busy with it for the span."""
@@ -260,7 +267,7 @@ class Planner:
 
     def _first(self, policies: Sequence[str]) -> Advice:
         """Little was timed yet: decode plainly for a while, so that narrow steps are known, then draft a little."""
-        if self._seen < LEAST // 2:
+        if self._steps < PLAIN:
             return Advice("ar", self._most)
         sizes = replace(self._most, steps=min(4, self._most.steps), nodes=min(4, self._most.nodes), topk=1)
         return Advice("sd" if "sd" in policies else "ar", sizes)

@@ -150,11 +150,10 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     elif policy in ("ssd", "bvsp"):
         for k in (k for k in (1, 2, 4, 6) if k <= most.steps):
             for topk in sorted({1, most.topk}):
-                for nodes in sorted({min(n, most.nodes) for n in ((k, 2 * k) if topk == 1 else (16, 64))}):
+                for nodes in sorted({min(n, most.nodes) for n in ((2 * k, 4 * k) if topk == 1 else (16, 64))}):
                     for early in _earlies(policy, most):
-                        yield replace(
-                            most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead), early=early
-                        )
+                        for ahead in sorted({min(n, most.lookahead) for n in ((2, 4) if policy == "ssd" else (4,))}):
+                            yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=ahead, early=early)
 
 
 def _earlies(policy: str, most: Sizes) -> list[int]:
