@@ -46,7 +46,7 @@ MOVED = 0.06
 PROBED_ROWS = (1, 8, 32, 128, 256, 512)
 """Where two curves are compared."""
 
-AT_ONCE = 4
+AT_ONCE = 8
 """Pieces of the valuing that are done per event: a few milliseconds."""
 
 CROWD = {"bvsp": 4, "ssd": 32}
@@ -138,8 +138,12 @@ class _Advisor:
                 return
 
     def _value(self, some: Iterator[tuple[str, Sizes]]) -> Iterator[None]:
-        """Keep the best sizes of each policy."""
+        """Keep the best sizes of each policy. Policies come one after the other, those that take long last: at first,
+        the best until now is advised before the next."""
+        is_first = self.advice is None
         for advice in chain([self._plain], (Advice(policy, sizes) for policy, sizes in some)):
+            if is_first and advice.policy not in self._best:
+                self._choose()
             self._values[advice] = yield from self.facts.value(advice)
             ranked = self._best.setdefault(advice.policy, [])
             insort(ranked, advice, key=lambda one: -self._values[one])
@@ -183,8 +187,9 @@ class _Advisor:
         return (weight * ratio + DOUBT) / (weight + DOUBT)
 
     def _choose(self) -> None:
-        ranked = (advice for some in self._best.values() for advice in some)
-        self.advice = max(ranked, key=lambda advice: self._values[advice] * self._factor(advice))
+        ranked = [advice for some in self._best.values() for advice in some]
+        if ranked:
+            self.advice = max(ranked, key=lambda advice: self._values[advice] * self._factor(advice))
 
 
 class Planner:

@@ -148,16 +148,12 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
                 for nodes in _nodes(k, topk, most.nodes):
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
     elif policy in ("ssd", "bvsp"):
-        for k in (k for k in (1, 2, 4, 6) if k <= most.steps):
-            for topk in sorted({1, most.topk}):
-                for nodes in sorted({min(n, most.nodes) for n in ((2 * k, 4 * k) if topk == 1 else (16, 64))}):
-                    for early in _earlies(policy, most):
-                        for ahead in sorted({min(n, most.lookahead) for n in ((2, 4) if policy == "ssd" else (4,))}):
-                            yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=ahead, early=early)
-
-
-def _earlies(policy: str, most: Sizes) -> list[int]:
-    return sorted({min(n, most.live) for n in (16, 64)}) if policy == "bvsp" else [most.early]
+        for k in (k for k in (1, 2, 4, 6) if k <= most.steps and (policy == "ssd" or k < 6)):
+            for ahead in sorted({min(n, most.lookahead) for n in ((2, 4) if policy == "ssd" else (4,))}):
+                for nodes in sorted({min(n, most.nodes) for n in (2 * k, 4 * k)}):
+                    yield replace(most, steps=k, topk=1, nodes=nodes, lookahead=ahead)
+                if most.topk > 1:
+                    yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=ahead)
 
 
 def _nodes(steps: int, topk: int, most: int) -> list[int]:
