@@ -26,6 +26,8 @@ VOCAB = 32_768
 PROMPT = 4
 TICK_S = 1.0
 _CAPACITY = 1 << 40
+CLAIMED = 9
+"""Widths of which a target says what they cost, each twice the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,22 @@ class _Stream:
 
 
 class TimedWorld:
-    """Targets of role `decode` and draft workers under one machine, and `batch` requests from the start on."""
+    """Targets of role `decode` and draft workers under one machine, and `batch` requests from the start on.
+
+    claims: what targets say of their steps when they join, seconds by rows; None: nothing.
+    """
 
     def __init__(
-        self, hardware: Hardware, settings: Settings, load: Load, verifiers: int = 1, drafters: int = 1
+        self,
+        hardware: Hardware,
+        settings: Settings,
+        load: Load,
+        verifiers: int = 1,
+        drafters: int = 1,
+        claims: Curve | None = None,
     ) -> None:
         self._hop_s, self._load = hardware.hop_s, load
+        self._claims = tuple(claims(2**i) / claims(1) for i in range(CLAIMED)) if claims else ()
         self.machine = Machine(settings, 1)
         self.streams = {f"r{i}": _Stream() for i in range(load.batch)}
         self.now_s = 0.0
@@ -150,6 +162,11 @@ class TimedWorld:
             wasted=1 - min(accepted, nodes) / nodes if nodes else 0.0,
         )
 
+    def drift(self, odds: tuple[float, ...]) -> None:
+        """From now on the drafter's guesses are right so often."""
+        for actor in self._actors.values():
+            actor.worker.model = SyntheticModel(VOCAB, odds)
+
     def _is_over(self) -> bool:
         return all(stream.finished for stream in self.streams.values())
 
@@ -173,9 +190,10 @@ class TimedWorld:
     # -- joining -------------------------------------------------------------------------------
 
     def _hello(self, name: str) -> Hello:
+        is_drafter = name.startswith("draft")
         return Hello(
             worker=name,
-            role="draft" if name.startswith("draft") else "decode",
+            role="draft" if is_drafter else "decode",
             incarnation=1,
             fingerprint={},
             slots=4 * self._load.batch,
@@ -183,6 +201,7 @@ class TimedWorld:
             page_size=1,
             max_model_len=_CAPACITY,
             vocab_size=VOCAB,
+            step_cost=() if is_drafter else self._claims,
         )
 
     def _submit(self, index: int, key: str) -> Submit:

@@ -1,0 +1,98 @@
+"""`auto` in the timed simulator, told no more than real workers tell it, against policies at good fixed sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from distspec.bench.policies import odds
+from distspec.bench.simulate import hardware
+from distspec.coordinator.context import Settings
+from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS
+from distspec.curve import Curve
+from distspec.sim.timed import Hardware, Load, TimedWorld
+
+LARGE, SMALL = hardware("h200-32b-0.6b"), hardware("h200-8b-0.6b")
+
+FIXED: tuple[tuple[str, dict[str, int]], ...] = (
+    ("ar", {}),
+    ("sd", {"steps": 1}),
+    ("sd", {"steps": 3}),
+    ("sd", {"steps": 5}),
+    ("sd", {"steps": 8}),
+    ("dsi", {"lookahead": 4}),
+    ("dsi", {"lookahead": 6}),
+)
+"""Of which one is near the best of these policies in every cell below."""
+
+TOKENS = {1: 1500, 8: 300, 64: 80}
+"""Of a request, by batch, that are enough for a rate."""
+
+LEARNED = {1: 2400, 8: 1000, 64: 600}
+"""Tokens of a request after which `auto` has measured what it began with, and some more: a measurement takes 300 tokens
+of all requests or 30 of each, and what comes of 1.5 s before."""
+
+
+def rate(policy: str, batch: int, acceptance: float, on: Hardware = LARGE, **sizes: int) -> float:
+    """Tokens per second of a policy at fixed sizes."""
+    settings = Settings(policy=policy, static=False, **sizes)  # type: ignore[arg-type]
+    return TimedWorld(on, settings, Load(batch, odds(acceptance))).measure(TOKENS[batch]).tokens_s
+
+
+def best(batch: int, acceptance: float, on: Hardware = LARGE) -> float:
+    return max(rate(policy, batch, acceptance, on, **sizes) for policy, sizes in FIXED)
+
+
+def auto(batch: int, acceptance: float, on: Hardware = LARGE, claims: Curve | None = None, **bounds: int) -> TimedWorld:
+    settings = Settings(policy="auto", static=False, **bounds)  # type: ignore[arg-type]
+    return TimedWorld(on, settings, Load(batch, odds(acceptance)), claims=claims)
+
+
+@pytest.mark.parametrize(("batch", "acceptance"), [(1, 0.9), (8, 0.7), (64, 0.9)])
+def test_it_comes_near_the_best_fixed_policy(batch: int, acceptance: float) -> None:
+    found = auto(batch, acceptance).measure(TOKENS[batch], LEARNED[batch]).tokens_s
+    assert found > 0.93 * best(batch, acceptance)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_it_decodes_plainly_where_guesses_are_never_right(batch: int) -> None:
+    """But for a probe now and then; at least one of each request is in what is measured."""
+    figures = auto(batch, 0.02).measure(2 * (PROBE_TOKENS + PROBED_TOKENS), LEARNED[batch])
+    assert figures.tokens_s > 0.97 * rate("ar", batch, 0.02)
+    assert 0 < figures.draft_busy < 0.02
+
+
+@pytest.mark.parametrize("wrong", [0.8, 1.2])
+@pytest.mark.parametrize(("batch", "acceptance"), [(1, 0.9), (8, 0.7)])
+def test_what_workers_claim_wrongly_costs_little(batch: int, acceptance: float, wrong: float) -> None:
+    """All but the narrowest step is said to be cheaper or dearer than it is."""
+    real = LARGE.target
+    points = [(rows, real(rows) * (wrong if rows > 1 else 1.0)) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    rates = [
+        auto(batch, acceptance, claims=claims).measure(TOKENS[batch], LEARNED[batch]).tokens_s
+        for claims in (real, Curve(points))
+    ]
+    assert rates[1] > 0.95 * rates[0]
+
+
+def test_it_follows_odds_that_change() -> None:
+    """Down and up again, each time near the best fixed policy of the new odds."""
+    batch = 8
+    world, so_far = auto(batch, 0.9), LEARNED[batch]
+    shares = []
+    for acceptance in (0.9, 0.4, 0.9):
+        world.drift(odds(acceptance))
+        found = world.measure(TOKENS[batch], so_far).tokens_s
+        shares.append(found / best(batch, acceptance))
+        so_far += TOKENS[batch] + 600
+    assert min(shares) > 0.93, shares
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="199 of 300 tokens/s: the first valuing takes the prior for the odds and 4.5 ms for the hop, so it says "
+    "plain decoding; a leased request asks for advice once a second, so valuing everything anew takes minutes",
+)
+def test_a_wrong_first_impression_is_left() -> None:
+    """It would be best to draft, whatever the very first drafts looked like; with much to value."""
+    found = auto(1, 0.8, SMALL, width=32, live=1000, room=1000).measure(TOKENS[1], LEARNED[1]).tokens_s
+    assert found > 0.93 * best(1, 0.8, SMALL)
