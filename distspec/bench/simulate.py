@@ -34,8 +34,9 @@ MOST_LIVE = 16_384
 WARM = 16
 """Tokens per request that come before a measurement."""
 
-LEARNING, LEARNING_EACH = 2400, 64
-"""The same for `auto`, which begins without knowing anything: of all requests together, and at least of each one."""
+LEARNING, LEARNING_EACH = 2400, 600
+"""The same for `auto`, which begins without knowing anything: of all requests together, and at least of each one. That
+is four or five of its measurements, each of which comes after 1.5 s that do not count."""
 
 _GROWTHS = tuple({"width": width, "live": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000)))
 _ROUNDS = tuple({"nodes": nodes} for nodes in (4, 8, 16, 32, MOST_NODES))

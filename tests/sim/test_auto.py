@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from distspec.bench.policies import odds
@@ -38,6 +40,7 @@ def rate(policy: str, batch: int, acceptance: float, on: Hardware = LARGE, **siz
     return TimedWorld(on, settings, Load(batch, odds(acceptance))).measure(TOKENS[batch]).tokens_s
 
 
+@cache
 def best(batch: int, acceptance: float, on: Hardware = LARGE) -> float:
     return max(rate(policy, batch, acceptance, on, **sizes) for policy, sizes in FIXED)
 
@@ -61,17 +64,14 @@ def test_it_decodes_plainly_where_guesses_are_never_right(batch: int) -> None:
     assert 0 < figures.draft_busy < 0.02
 
 
-@pytest.mark.parametrize("wrong", [0.8, 1.2])
 @pytest.mark.parametrize(("batch", "acceptance"), [(1, 0.9), (8, 0.7)])
-def test_what_workers_claim_wrongly_costs_little(batch: int, acceptance: float, wrong: float) -> None:
-    """All but the narrowest step is said to be cheaper or dearer than it is."""
-    real = LARGE.target
-    points = [(rows, real(rows) * (wrong if rows > 1 else 1.0)) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
-    rates = [
-        auto(batch, acceptance, claims=claims).measure(TOKENS[batch], LEARNED[batch]).tokens_s
-        for claims in (real, Curve(points))
-    ]
-    assert rates[1] > 0.95 * rates[0]
+def test_what_workers_claim_wrongly_costs_little(batch: int, acceptance: float) -> None:
+    """All but the narrowest step is said to be cheaper or dearer than it is, by 20%, or by far."""
+    rates = {}
+    for wrong in (1.0, 0.8, 1.2, 4.0):
+        claims = Curve([(rows, LARGE.target(rows) * (wrong if rows > 1 else 1.0)) for rows in (1, 2, 8, 32, 128, 256)])
+        rates[wrong] = auto(batch, acceptance, claims=claims).measure(TOKENS[batch], LEARNED[batch]).tokens_s
+    assert min(rates.values()) > 0.95 * rates[1.0], rates
 
 
 def test_it_follows_odds_that_change() -> None:
