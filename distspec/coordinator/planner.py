@@ -4,8 +4,8 @@ Knows curves, odds, loads, and how many tokens came of its advice. Changes no re
 carries out.
 
 The cost model says what every policy should yield at its best sizes. What the fleet really yields under an advice
-corrects the model for that policy, so a policy that promises too much is left again; one that was never tried gets a
-little credit, so that it will be.
+corrects the model for these sizes, and half as much for others of the policy, so what promises too much is left again; a
+policy that was never tried gets a little credit, so that it will be.
 """
 
 from __future__ import annotations
