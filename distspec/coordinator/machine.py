@@ -219,6 +219,7 @@ class Machine:
             return
         if isinstance(message, Verdict | Progress | Drafted):
             ctx.planner.stepped(event.worker, isinstance(message, Drafted), message.step, message.span[1])
+            ctx.planner.think()
         request = ctx.requests.get(message.request)
         if isinstance(message, Freed):
             ctx.credits.give_back(event.worker)

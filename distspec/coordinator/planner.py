@@ -4,8 +4,8 @@ Knows curves, odds, loads, and how many tokens came of its advice. Changes no re
 carries out.
 
 The cost model says what every policy should yield at its best sizes. What the fleet really yields under an advice
-corrects the model for these sizes, and half as much for others of the policy, so what promises too much is left again; a
-policy that was never tried gets a little credit, so that it will be.
+corrects the model for these sizes, and half as much for others of the policy, so what promises too much is left again;
+a policy that was never tried gets a little credit, so that it will be.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ PATIENCE = 300
 LEAST = 100
 """Observations before which nothing is valued."""
 
+GUESSES = 40
+"""Judged guesses that are waited for as well, but not beyond PATIENCE observations: there may be none."""
+
 MOVED = 0.06
 """Relative change of a curve, or twice the change of an odd, after which all candidates are valued anew."""
 
@@ -47,13 +50,16 @@ PROBED_ROWS = (1, 8, 32, 128, 256, 512)
 """Where two curves are compared."""
 
 AT_ONCE = 8
-"""Pieces of the valuing that are done per event: a few milliseconds."""
+"""Pieces of the valuing that are done per message of a worker: a few milliseconds."""
 
 CROWD = {"bvsp": 4, "ssd": 32}
 """Running requests per verifier up to which a policy is valued at all."""
 
 CREDIT = 1.1
-"""What the promise of a policy that was never tried is multiplied with."""
+"""What the promise of a policy that was never tried is multiplied with; or divided by, where it is not CLEARLY more
+than that of plain decoding."""
+
+CLEARLY = 1.03
 
 RANKED = 4
 """Sizes of a policy that are kept as choices: the best, and some to go to where it does not hold what it promised."""
@@ -180,7 +186,9 @@ class _Advisor:
         """What a promise is multiplied with. Sizes that were not tried share half of what is known of the policy."""
         tried = [found for one, found in self._measured.items() if one.policy == advice.policy]
         if not tried:
-            return CREDIT if advice.policy != "ar" else 1.0
+            if advice == self._plain:
+                return 1.0
+            return CREDIT if self._values[advice] > CLEARLY * self._values[self._plain] else 1 / CREDIT
         weight, ratio = self._measured.get(advice, (0.0, 1.0))
         if not weight:
             return math.sqrt(sum(weight * ratio for weight, ratio in tried) / sum(weight for weight, _ in tried))
@@ -200,8 +208,9 @@ class Planner:
         self._target, self._drafter, self._hop = Latency(), Latency(), Transport()
         self._odds: dict[Kind, Acceptance] = {}
         self._until: dict[str, float] = {}
-        self._seen = self._steps = 0
+        self._seen = self._steps = self._guesses = 0
         self._advisors: dict[Place, _Advisor] = {}
+        self._asked: _Advisor | None = None
 
     # -- what is seen ----------------------------------------------------------------------------
 
@@ -226,6 +235,7 @@ class Planner:
         """The walk passed a node with so many children, of which that of `rank` was right, or none."""
         self._of(kind).observe(0, rank, children)
         self._seen += 1
+        self._guesses += 1
 
     def odds(self, kind: Kind) -> tuple[float, ...]:
         """How often a guess of each rank is right."""
@@ -247,7 +257,8 @@ class Planner:
 
         drafters 0: drafting is part of a target's round, and so of its time. tokens: of the whole fleet, until now_s.
         """
-        if self._seen < LEAST or not self._target.is_known or (drafters and not self._drafter.is_known):
+        is_young = self._seen < LEAST or (self._guesses < GUESSES and self._seen < PATIENCE)
+        if is_young or not self._target.is_known or (drafters and not self._drafter.is_known):
             return self._first(policies)
         running = max(1, running)
         place = kind, 1 << (running - 1).bit_length(), verifiers, drafters, tuple(policies)
@@ -260,10 +271,15 @@ class Planner:
             elif facts.have_moved(advisor.facts):
                 advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
             advisor.seen = self._seen
-        if not advisor.is_done:
-            advisor.go_on(AT_ONCE)
+        self._asked = advisor
         advisor.measure(now_s, tokens, running)
         return advisor.advice or self._first(policies)
+
+    def think(self) -> None:
+        """Go on with valuing, for a few milliseconds. Requests that are leased ask for advice only now and then, so
+        this goes by what workers say."""
+        if self._asked is not None and not self._asked.is_done:
+            self._asked.go_on(AT_ONCE)
 
     def probe(self, policies: Sequence[str]) -> Advice:
         """A way to see whether guesses are right that costs little where they are not."""

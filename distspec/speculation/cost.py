@@ -69,6 +69,8 @@ def distributed(load: Load, odds: Odds, sizes: Sizes) -> float:
     """
     chunk, verifiers = sizes.lookahead, load.verifiers
     every_s = chunk * load.draft_s(1) + load.hop_s
+    if every_s > 0.9 * load.verify_s(1):
+        return 0.9 * plain(load, odds, sizes)  # a root's verdict comes before its chunk, which begins anew each time
     futures = min(verifiers, math.ceil(load.verify_s(chunk + 1) / every_s))
     right = survival(odds)
     lacks = chunk * (futures - 1) * right[min(chunk, len(right) - 1)] if verifiers > 1 else 1

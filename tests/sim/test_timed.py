@@ -8,6 +8,9 @@ from distspec import synthetic
 from distspec.coordinator.context import Settings
 from distspec.curve import Curve
 from distspec.sim.timed import PROMPT, VOCAB, Hardware, Load, Measured, TimedWorld
+from distspec.speculation import load as speculation
+from distspec.speculation.cost import rate
+from distspec.speculation.sizes import Sizes
 
 ODDS = (0.8, 0.1, 0.03)
 T_V, T_D = 0.020, 0.0014
@@ -107,3 +110,13 @@ def test_requests_that_came_apart_yield_as_much_as_those_that_came_together() ->
         world = TimedWorld(IDEAL, settings, Load(32, (0.5,), apart_s=apart_s))
         rates.append(world.measure(100, warm=40).tokens_s)
     assert rates[1] > 0.95 * rates[0]
+
+
+def test_a_chunk_that_is_drafted_more_slowly_than_a_root_is_judged_seldom_goes_out() -> None:
+    """So `dsi` loses most of what it gains, which the cost model knows."""
+    slow = 16
+    assert slow * T_D > T_V
+    found = measure("dsi", verifiers=2, tokens=1000, lookahead=slow).tokens_s
+    assert found < 0.6 * measure("dsi", verifiers=2, tokens=1000, lookahead=8).tokens_s
+    load = speculation.Load(IDEAL.target, IDEAL.drafter, verifiers=2)
+    assert rate("dsi", Sizes(lookahead=slow, nodes=slow, steps=slow), load, (ODDS,)) < 1 / T_V

@@ -82,6 +82,7 @@ class Fleet:
         self.advice = self.ask()
 
     def ask(self, running: int = 1) -> Advice:
+        self.planner.think()
         return self.planner.advise(
             KIND, running, self.verifiers, 1, self.policies, now_s=self.now_s, tokens=int(self.tokens)
         )

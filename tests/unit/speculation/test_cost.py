@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -103,9 +104,16 @@ def test_sd(a: float, k: int, share: float) -> None:
 
 
 @pytest.mark.parametrize("a", [0.5, 0.7, 0.9])
-@pytest.mark.parametrize(("chunk", "verifiers"), [(3, 2), (5, 2), (8, 2), (2, 4), (4, 4), (4, 8)])
-@pytest.mark.parametrize("share", [0.07, 0.15])
-def test_dsi(a: float, chunk: int, verifiers: int, share: float) -> None:
+@pytest.mark.parametrize(
+    ("share", "chunk", "verifiers"),
+    [
+        *product((0.07, 0.15), (3, 5), (2,)),
+        (0.07, 8, 2),
+        *product((0.07, 0.15), (2, 4), (4,)),
+        *product((0.07, 0.15), (4,), (8,)),
+    ],
+)
+def test_dsi(a: float, share: float, chunk: int, verifiers: int) -> None:
     draft_s = share * TARGET_S
     sizes = Sizes(steps=chunk, nodes=chunk, lookahead=chunk)
     seen = play_dsi(a, chunk, draft_s, verifiers)
