@@ -16,7 +16,8 @@ from distspec.models.llama import Llama
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import SamplingRows, draw, gumbel, process
 from distspec.sampling.noise import uniform
-from tests.oracle.test_engine import GREEDY, SHAPE, mix_and_check
+from tests.oracle.test_engine import GREEDY, mix_and_check
+from tests.shapes import TINY
 
 pytestmark = pytest.mark.needs("gpu")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -25,7 +26,7 @@ SAMPLED = SamplingParams(max_tokens=1, seed=2**64 - 3, temperature=0.8, top_k=40
 
 @pytest.fixture(scope="module")
 def model() -> Llama:
-    return random_model(SHAPE, seed=5, dtype=torch.float32, device=CUDA)
+    return random_model(TINY, seed=5, dtype=torch.float32, device=CUDA)
 
 
 def test_noise_has_the_same_bits_everywhere() -> None:
@@ -57,7 +58,7 @@ def test_any_mix_draws_what_plain_sequences_draw(model: Llama, page_size: int, s
 
 
 def test_the_pool_takes_what_is_left_of_the_share() -> None:
-    shape = replace(SHAPE, num_layers=16, num_heads=8, num_kv_heads=8, head_dim=64, max_position=8192)
+    shape = replace(TINY, num_layers=16, num_heads=8, num_kv_heads=8, head_dim=64, max_position=8192)
     model = random_model(shape, seed=5, dtype=torch.bfloat16, device=CUDA)
     _, total = torch.cuda.mem_get_info()
     with pytest.raises(ConfigError, match="gpu_memory_utilization"):

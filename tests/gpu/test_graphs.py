@@ -15,7 +15,7 @@ from distspec.engine import Engine, Segment
 from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.values import ROOT, Node, SamplingParams
-from tests.oracle.test_engine import SHAPE
+from tests.shapes import TINY
 
 pytestmark = pytest.mark.needs("gpu")
 CUDA = torch.device("cuda")
@@ -62,7 +62,7 @@ def rounds(engine: Engine, seed: int, count: int) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_tokens_and_features_are_those_of_steps_without_graphs(page_size: int) -> None:
-    model = random_model(SHAPE, seed=5, dtype=torch.float32, device=CUDA)
+    model = random_model(TINY, seed=5, dtype=torch.float32, device=CUDA)
     options = {"page_size": page_size, "num_pages": 3200 // page_size}
     with_graphs, without = made(model, **options), made(model, **options, cuda_graphs=False)
     assert without.graphs is None
@@ -73,7 +73,7 @@ def test_tokens_and_features_are_those_of_steps_without_graphs(page_size: int) -
 
 
 def test_thousands_of_rounds_leak_nothing() -> None:
-    engine = made(random_model(SHAPE, seed=5, dtype=torch.bfloat16, device=CUDA))
+    engine = made(random_model(TINY, seed=5, dtype=torch.bfloat16, device=CUDA))
     for _ in rounds(engine, 4, 300):
         pass
     before = torch.cuda.memory_allocated()
@@ -84,7 +84,7 @@ def test_thousands_of_rounds_leak_nothing() -> None:
 
 
 def test_too_little_memory_leaves_out_large_graphs(caplog: pytest.LogCaptureFixture) -> None:
-    model = random_model(replace(SHAPE, vocab_size=300_000), seed=5, dtype=torch.bfloat16, device=CUDA)
+    model = random_model(replace(TINY, vocab_size=300_000), seed=5, dtype=torch.bfloat16, device=CUDA)
     torch.cuda.empty_cache()
     _, total = torch.cuda.mem_get_info()
     # The logits of 160 rows take 200 MB, twice while a graph computes them.
