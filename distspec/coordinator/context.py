@@ -17,20 +17,11 @@ from distspec.coordinator.planner import Planner
 from distspec.coordinator.request import Drafting, Holding, Request, State, Task
 from distspec.errors import RequestError
 from distspec.protocol.messages import (
-    Draft,
     Drop,
-    Extend,
-    Lease,
+    Order,
     Output,
-    ReceiveKV,
-    Revoke,
-    SendFeatures,
-    SendKV,
-    Withdraw,
 )
 from distspec.speculation.sizes import Sizes
-
-ToWorker = Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -129,7 +120,7 @@ class Context:
 
     # -- commands --------------------------------------------------------------------------
 
-    def send(self, worker: str, message: ToWorker) -> None:
+    def send(self, worker: str, message: Order) -> None:
         self.out.append(events.ToWorker(worker, message))
 
     def suspect(self, worker: str, reason: str) -> None:

@@ -6,27 +6,19 @@ from msgspec import Struct
 
 from distspec.protocol.messages import (
     Cancel,
-    Draft,
     Drafted,
-    Drop,
-    Extend,
     Fault,
     Freed,
     Hello,
-    Lease,
+    Order,
     Output,
     Progress,
     Received,
-    ReceiveKV,
     Refused,
-    Revoke,
     Revoked,
-    SendFeatures,
-    SendKV,
     Submit,
     TransferLost,
     Verdict,
-    Withdraw,
 )
 
 
@@ -80,7 +72,7 @@ Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick 
 
 class ToWorker(_Event, frozen=True):
     worker: str
-    message: Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
+    message: Order
 
 
 class ToClient(_Event, frozen=True):

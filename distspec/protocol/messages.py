@@ -366,9 +366,10 @@ class Fault(_Message, frozen=True):
     reason: str
 
 
-ToWorker = (
-    Welcome | Refuse | Heartbeat | Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
-)
+Order = Extend | Lease | Withdraw | Revoke | Drop | SendKV | SendFeatures | ReceiveKV | Draft
+"""What the coordinator's machine asks of workers; the rest keeps the link."""
+
+ToWorker = Welcome | Refuse | Heartbeat | Order
 FromWorker = (
     Hello | Heartbeat | Verdict | Progress | Revoked | Freed | Refused | Received | TransferLost | Drafted | Fault
 )
