@@ -15,11 +15,35 @@ class _Value(Struct, frozen=True, array_like=True, kw_only=True):
     pass
 
 
+class Constraint(_Value, frozen=True):
+    """What the output must be. kind: "json_object" (any JSON object; text is empty), "json_schema", "regex", "grammar"
+    (EBNF as xgrammar reads it) or "structural_tag"; text: the schema or tag as JSON, the expression, the grammar."""
+
+    kind: str
+    text: str = ""
+
+
+class TokenLogprobs(_Value, frozen=True):
+    """Of one token of the text: its logprob, its rank among all tokens (1: the likeliest), and the likeliest tokens
+    with theirs, the best first, as many as were asked for."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class SamplingParams(_Value, frozen=True):
     """How tokens are drawn. Resolved: the seed is set, stop ids include the model's own.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. choice is the index of n > 1.
-    max_tokens counts all output tokens of the stream, also those resubmitted after a failure.
+    max_tokens counts all output tokens of the stream, also those resubmitted after a failure; so does min_tokens, before
+    which no stop id is drawn. prompt_tokens: of the text, from the first on; what follows is output.
+
+    In the order in which they change the logits: constraint; allowed_token_ids (empty: all), bad_words (token sequences
+    that the output may not hold) and min_tokens; logit_bias; repetition_penalty (of tokens in prompt or output),
+    presence_penalty and frequency_penalty (in the output), counted over the text before the token, drafts included;
+    then temperature, top_k, top_p, min_p. logprobs, prompt_logprobs: how many of the likeliest tokens are reported at
+    each token of the output, or of the prompt; None reports nothing, 0 the token itself.
     """
 
     max_tokens: int
@@ -30,6 +54,17 @@ class SamplingParams(_Value, frozen=True):
     top_k: int = 0
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    constraint: Constraint | None = None
 
 
 class SpeculationChoice(_Value, frozen=True):
