@@ -36,8 +36,8 @@ class SamplingParams(_Value, frozen=True):
     """How tokens are drawn. Resolved: the seed is set, stop ids include the model's own.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. choice is the index of n > 1.
-    max_tokens counts all output tokens of the stream, also those resubmitted after a failure; so does min_tokens, before
-    which no stop id is drawn. prompt_tokens: of the text, from the first on; what follows is output.
+    max_tokens counts all output tokens of the stream, also those resubmitted after a failure; so does min_tokens,
+    before which no stop id is drawn. prompt_tokens: of the text, from the first on; what follows is output.
 
     In the order in which they change the logits: constraint; allowed_token_ids (empty: all), bad_words (token sequences
     that the output may not hold) and min_tokens; logit_bias; repetition_penalty (of tokens in prompt or output),
