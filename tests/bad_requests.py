@@ -72,7 +72,7 @@ def _fields(max_model_len: int) -> list[Bad]:
         "seed": ["1", 1.5, 2**63, -(2**70)],
         "n": [0, -1, 1000, 1.5, "2"],
         "max_tokens": [0, -5, 1.5, "10", max_model_len, 10**20],
-        "stop": [5, "", [""], ["a", 3], ["a"] * 17, "\udc00"],
+        "stop": [5, "", [""], ["a", 3], ["a"] * 5, "a" * 2000, "\udc00"],
         "stop_token_ids": [[-1], ["a"], [10**9], 5],
         "ignore_eos": ["yes", 1],
         "stream": ["true", 1],
@@ -89,16 +89,12 @@ def _fields(max_model_len: int) -> list[Bad]:
             field = "speculation.policies" if value == {"policies": "ar"} else path
             if path in ("stop", "stop_token_ids") and isinstance(value, list):
                 wrong = {"3": "[1]"}.get(str(value[-1]), "[0]")
-                field = path if len(value) > 16 else path + wrong
+                field = path if len(value) > 4 else path + wrong
             found.append(completion(f"{path}={str(value)[:20]}", field, **{name: value}))
     unsupported: dict[str, Any] = {
-        "logprobs": 3,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -1,
-        "logit_bias": {"5": 100},
+        "top_logprobs": 3,
         "response_format": {"type": "json_object"},
         "tools": [{"type": "function"}],
-        "echo": True,
         "suffix": "end",
         "best_of": 3,
     }
@@ -132,7 +128,10 @@ def _messages(max_model_len: int) -> list[Bad]:
         chat("too long", "messages", messages=said("a 7 " * max_model_len)),
         chat("two limits", "max_tokens", max_completion_tokens=2),
         chat("limit", "max_completion_tokens", max_tokens=None, max_completion_tokens=0),
-        chat("unsupported logprobs", "logprobs", logprobs=True),
+        chat("logprobs as in completions", "logprobs", logprobs=3),
+        chat("top_logprobs alone", "top_logprobs", top_logprobs=3),
+        chat("top_logprobs without logprobs", "top_logprobs", top_logprobs=3, logprobs=False),
+        chat("too many top_logprobs", "top_logprobs", top_logprobs=21, logprobs=True),
         chat("prompt in a chat", "prompt", prompt="hi"),
     ]
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from distspec.config import Config, Server
 from distspec.errors import FleetError, InvalidValue, Unavailable
 from distspec.models import ModelConfig, load_tokenizer, model_folder, same_vocabulary
+from distspec.serving.limits import Limits
 from distspec.serving.prometheus import exposition
-from distspec.serving.schema import Limits
 from distspec.serving.service import Service
 from distspec.serving.text import Text
 from distspec.workers import fleet

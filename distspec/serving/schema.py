@@ -9,17 +9,23 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from distspec.errors import InvalidField, ModelNotServed, RequestError
+from distspec.serving.limits import Limits, between, short_text, token_ids
 
-ROLES = ("system", "developer", "user", "assistant")
-MAX_STOPS = 16
+MAX_STOPS = 4
 MAX_STOP_IDS = 256
+MAX_BAD_WORDS = 128
+MAX_BIASED = 1024
+"""Tokens that logit_bias, and that allowed_token_ids may name: they travel to each worker of a request."""
+MAX_LOGPROBS = 20
+MAX_BIAS = 100
+MAX_REPETITION = 1e6
+"""Largest repetition_penalty, and its inverse the smallest: at the lowest temperature too, scores stay finite."""
 MIN_TEMPERATURE = 1e-5
 """Below this, noise of scale one cannot change which score is highest: greedy."""
 
@@ -41,20 +47,12 @@ HARMLESS = frozenset(
 """Fields that change no answer: accepted and not looked at."""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "logprobs": (None, False),
     "top_logprobs": (None, 0),
-    "prompt_logprobs": (None,),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "min_tokens": (None, 0),
     "response_format": (None, {"type": "text"}),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "echo": (None, False),
     "suffix": (None, ""),
     "best_of": (None, 1),
     "modalities": (None, ["text"]),
@@ -62,7 +60,8 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (None, "none"),
     "web_search_options": (None,),
 }
-"""Fields that would change the answer and are not implemented, with the values that would not."""
+"""Fields that would change the answer and are not implemented (top_logprobs: not in completions), with the values that
+would not."""
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,47 +75,55 @@ class SpeculationField(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
-    """What both endpoints share. None: the default. ignore_eos, top_k, min_p, stop_token_ids as in vLLM."""
+    """What both endpoints share, named as by OpenAI, else as by vLLM. None: the default.
+
+    logit_bias: by token id, which JSON spells as text. truncate_prompt_tokens: keep the last so many tokens of the
+    prompt; -1: as many as leave room for the answer. echo: the answer begins with the prompt, in a chat with the last
+    message if it is the assistant's.
+    """
 
     model: str | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[Any, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationField | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """prompt: a string, token ids, or a list of either."""
+    """prompt: a string, token ids, or a list of either. logprobs: how many of the likeliest tokens are reported."""
 
     prompt: Any
+    logprobs: int | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """logprobs: report those of the answer's tokens, and of the top_logprobs likeliest tokens beside each."""
+
     messages: list[Any]
-    max_completion_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What this server allows. max_streams: prompts x n of one request. max_nodes: speculated tokens at once."""
-
-    model: str
-    vocab_size: int
-    max_model_len: int
-    default_max_tokens: int
-    max_n: int
-    max_streams: int
-    max_nodes: int
-    policies: tuple[str, ...]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
@@ -138,69 +145,27 @@ def parse(kind: type[Request], body: object, limits: Limits) -> Request:
     return request
 
 
-def prompts(value: object, limits: Limits) -> list[str | tuple[int, ...]]:
-    """The prompts of a completion request: text, or token ids inside the vocabulary."""
-    if isinstance(value, str):
-        return [_text("prompt", value)]
-    if not isinstance(value, Sequence) or isinstance(value, bytes):
-        raise InvalidField("prompt", value, "a string, a list of token ids, or a list of either")
-    if not value:
-        raise InvalidField("prompt", value, "at least one prompt")
-    if isinstance(value[0], int):
-        return [_prompt_ids("prompt", value, limits)]
-    if len(value) > limits.max_streams:
-        raise InvalidField("prompt", len(value), f"at most {limits.max_streams} prompts in one request")
-    found: list[str | tuple[int, ...]] = []
-    for i, item in enumerate(value):
-        if isinstance(item, str):
-            found.append(_text(f"prompt[{i}]", item))
-        elif isinstance(item, Sequence) and not isinstance(item, bytes):
-            found.append(_prompt_ids(f"prompt[{i}]", item, limits))
-        else:
-            raise InvalidField(f"prompt[{i}]", item, "a string or a list of token ids")
-    return found
-
-
-def check_length(field: str, tokens: int, limits: Limits) -> None:
-    """Refuse a prompt that leaves no room for an answer. Raises InvalidField."""
-    longest = limits.max_model_len - 1
-    if tokens > longest:
-        need = f"at most {longest} tokens (max_model_len {limits.max_model_len}, one for the answer)"
-        raise InvalidField(field, tokens, need)
-
-
-def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, str]]:
-    """Role and content of each message, content as one string."""
-    if not messages:
-        raise InvalidField("messages", messages, "at least one message")
-    check_length("messages", len(messages), limits)  # each is a token at least
-    found = []
-    for i, message in enumerate(messages):
-        where = f"messages[{i}]"
-        if not isinstance(message, Mapping):
-            raise InvalidField(where, message, "an object with role and content")
-        role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
-            raise InvalidField(f"{where}.role", role, f"one of {', '.join(ROLES)}")
-        for name, value in message.items():
-            if name not in ("role", "content", "name") and value:
-                raise InvalidField(f"{where}.{name}", value, "nothing (not supported)")
-        # `developer` is OpenAI's newer name for `system`; templates do not know it.
-        found.append(
-            {"role": "system" if role == "developer" else role, "content": _content(where, message.get("content"))}
-        )
-    return found
-
-
 def stops(request: GenerationRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
 def max_tokens(request: GenerationRequest) -> tuple[str, int | None]:
     """The field that bounds the answer, and its value."""
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+    if request.max_completion_tokens is not None:
         return "max_completion_tokens", request.max_completion_tokens
     return "max_tokens", request.max_tokens
+
+
+def logprobs(request: GenerationRequest) -> int | None:
+    """How many of the likeliest tokens are reported at each token of the answer; None: nothing is."""
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None
+    return request.logprobs if isinstance(request, CompletionRequest) else None
+
+
+def biases(request: GenerationRequest) -> tuple[tuple[int, float], ...]:
+    """logit_bias by token, in the order of the ids."""
+    return tuple(sorted((int(token), value) for token, value in (request.logit_bias or {}).items() if value))
 
 
 def _known(kind: type[Struct], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,21 +189,66 @@ def _known(kind: type[Struct], body: Mapping[str, Any]) -> dict[str, Any]:
 def _check(request: GenerationRequest, limits: Limits) -> None:
     if request.model is not None and request.model != limits.model:
         raise ModelNotServed(request.model, [limits.model])
-    _between("temperature", request.temperature, 0, 2)
-    _between("min_p", request.min_p, 0, 1)
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise InvalidField("top_p", request.top_p, "above 0, at most 1")
-    _between("top_k", request.top_k, -1, _INT64 - 1)
-    _between("seed", request.seed, -_INT64, _INT64 - 1)
-    _between("n", request.n, 1, limits.max_n)
-    field, count = max_tokens(request)
-    _between(field, count, 1, limits.max_model_len)
-    if isinstance(request, ChatRequest) and None not in (request.max_tokens, request.max_completion_tokens):
-        raise InvalidField("max_tokens", request.max_tokens, "only one of max_tokens and max_completion_tokens")
+    between("n", request.n, 1, limits.max_n)
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options", request.stream_options, "stream=true")
+    _check_sampling(request)
+    _check_lengths(request, limits)
+    _check_tokens(request, limits)
     _check_stops(request, limits)
+    _check_logprobs(request)
     _check_speculation(request.speculation, limits)
+
+
+def _check_sampling(request: GenerationRequest) -> None:
+    between("temperature", request.temperature, 0, 2)
+    between("min_p", request.min_p, 0, 1)
+    if request.top_p is not None and not 0 < request.top_p <= 1:
+        raise InvalidField("top_p", request.top_p, "above 0, at most 1")
+    between("top_k", request.top_k, -1, _INT64 - 1)
+    between("seed", request.seed, -_INT64, _INT64 - 1)
+    between("presence_penalty", request.presence_penalty, -2, 2)
+    between("frequency_penalty", request.frequency_penalty, -2, 2)
+    penalty = request.repetition_penalty
+    if penalty is not None and not 1 / MAX_REPETITION <= penalty <= MAX_REPETITION:
+        raise InvalidField("repetition_penalty", penalty, f"above 0 ({1 / MAX_REPETITION:g} to {MAX_REPETITION:g})")
+
+
+def _check_lengths(request: GenerationRequest, limits: Limits) -> None:
+    if None not in (request.max_tokens, request.max_completion_tokens):
+        raise InvalidField("max_tokens", request.max_tokens, "only one of max_tokens and max_completion_tokens")
+    field, count = max_tokens(request)
+    between(field, count, 1, limits.max_model_len)
+    between("min_tokens", request.min_tokens, 0, limits.max_model_len)
+    if count is not None and (request.min_tokens or 0) > count:
+        raise InvalidField("min_tokens", request.min_tokens, f"at most {field} ({count})")
+    keep = request.truncate_prompt_tokens
+    if keep is not None and keep != -1 and not 1 <= keep <= limits.max_model_len:
+        need = f"1 to {limits.max_model_len}, or -1 for as many as leave room for the answer"
+        raise InvalidField("truncate_prompt_tokens", keep, need)
+
+
+def _check_tokens(request: GenerationRequest, limits: Limits) -> None:
+    """What bans and favours single tokens."""
+    if request.allowed_token_ids is not None:
+        if len(request.allowed_token_ids) > MAX_BIASED:
+            raise InvalidField("allowed_token_ids", len(request.allowed_token_ids), f"at most {MAX_BIASED} ids")
+        token_ids("allowed_token_ids", request.allowed_token_ids, limits.vocab_size)
+    bias = request.logit_bias or {}
+    if len(bias) > MAX_BIASED:
+        raise InvalidField("logit_bias", len(bias), f"at most {MAX_BIASED} tokens")
+    for token, value in bias.items():
+        if not _INTEGER.fullmatch(str(token)) or not int(token) < limits.vocab_size:
+            raise InvalidField(
+                "logit_bias", token, f"token ids of the vocabulary (0 to {limits.vocab_size - 1}) as keys"
+            )
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            raise InvalidField("logit_bias", {token: value}, f"values of {-MAX_BIAS} to {MAX_BIAS}")
+    words = request.bad_words or []
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidField("bad_words", len(words), f"at most {MAX_BAD_WORDS} words")
+    for i, word in enumerate(words):
+        short_text(f"bad_words[{i}]", word)
 
 
 def _check_stops(request: GenerationRequest, limits: Limits) -> None:
@@ -246,14 +256,23 @@ def _check_stops(request: GenerationRequest, limits: Limits) -> None:
     if len(found) > MAX_STOPS:
         raise InvalidField("stop", found, f"at most {MAX_STOPS} strings")
     for i, stop in enumerate(found):
-        field = "stop" if isinstance(request.stop, str) else f"stop[{i}]"
-        if not stop:
-            raise InvalidField(field, stop, "a string that is not empty")
-        _text(field, stop)
+        short_text("stop" if isinstance(request.stop, str) else f"stop[{i}]", stop)
     if request.stop_token_ids:
         if len(request.stop_token_ids) > MAX_STOP_IDS:
             raise InvalidField("stop_token_ids", len(request.stop_token_ids), f"at most {MAX_STOP_IDS} ids")
-        _ids("stop_token_ids", request.stop_token_ids, limits.vocab_size)
+        token_ids("stop_token_ids", request.stop_token_ids, limits.vocab_size)
+
+
+def _check_logprobs(request: GenerationRequest) -> None:
+    between("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidField("prompt_logprobs", request.prompt_logprobs, "stream=false")
+    if isinstance(request, CompletionRequest):
+        between("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    if isinstance(request, ChatRequest):
+        between("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+        if request.top_logprobs and not request.logprobs:
+            raise InvalidField("top_logprobs", request.top_logprobs, "logprobs=true")
 
 
 def _check_speculation(choice: SpeculationField | None, limits: Limits) -> None:
@@ -261,56 +280,10 @@ def _check_speculation(choice: SpeculationField | None, limits: Limits) -> None:
         return
     if choice.policy is not None and choice.policy not in limits.policies:
         raise InvalidField("speculation.policy", choice.policy, f"one of {', '.join(limits.policies)}")
-    _between("speculation.num_speculative_tokens", choice.num_speculative_tokens, 1, limits.max_nodes)
+    between("speculation.num_speculative_tokens", choice.num_speculative_tokens, 1, limits.max_nodes)
 
 
-def _between(field: str, value: float | None, low: float, high: float) -> None:
-    # Written so that NaN, which compares false with everything, is refused.
-    if value is not None and not low <= value <= high:
-        raise InvalidField(field, value, f"{low} to {high}")
-
-
-def _text(field: str, value: str) -> str:
-    """JSON can spell half a surrogate pair, which is no text and which tokenizers choke on."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidField(field, value, "valid Unicode (it holds a lone surrogate)") from None
-    return value
-
-
-def _content(where: str, content: Any) -> str:
-    field = f"{where}.content"
-    if isinstance(content, str):
-        return _text(field, content)
-    if not isinstance(content, list) or not content:
-        raise InvalidField(field, content, "a string or a list of text parts")
-    parts = []
-    for i, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidField(f"{field}[{i}]", part, 'a part {"type": "text", "text": ...}')
-        parts.append(_text(f"{field}[{i}].text", part["text"]))
-    return "".join(parts)
-
-
-def _prompt_ids(field: str, value: Sequence[object], limits: Limits) -> tuple[int, ...]:
-    check_length(field, len(value), limits)  # before millions of ids are looked at
-    return _ids(field, value, limits.vocab_size)
-
-
-def _ids(field: str, value: Sequence[object], vocab_size: int) -> tuple[int, ...]:
-    if not value:
-        raise InvalidField(field, value, "at least one token id")
-    ids = []
-    for i, item in enumerate(value):
-        if not isinstance(item, int) or isinstance(item, bool):
-            raise InvalidField(f"{field}[{i}]", item, "an integer (ids and text do not mix)")
-        if not 0 <= item < vocab_size:
-            raise InvalidField(f"{field}[{i}]", item, f"a token id of the vocabulary (0 to {vocab_size - 1})")
-        ids.append(item)
-    return tuple(ids)
-
-
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,9}")
 _EXPECTED = re.compile(r"Expected `(?P<need>[^`]*)`, got `(?P<got>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?")
@@ -320,7 +293,8 @@ def _invalid(message: str, body: Mapping[str, Any]) -> RequestError:
     """msgspec's message about a type, in the words of our errors."""
     if match := _EXPECTED.fullmatch(message):
         need = match["need"].replace("|", "or").replace("  ", " ")
-        return InvalidField(match["path"] or "body", _lookup(body, match["path"] or ""), need)
+        path = (match["path"] or "").removesuffix("[...]")  # which key of an object it was, msgspec does not say
+        return InvalidField(path or "body", _lookup(body, path), need)
     for pattern, says in ((_MISSING, "required, and missing"), (_UNKNOWN, "unknown field")):
         if match := pattern.fullmatch(message):
             field = f"{match['path']}.{match['name']}" if match["path"] else match["name"]

@@ -13,12 +13,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from msgspec import structs
+
 from distspec.errors import InvalidField, Unavailable
 from distspec.protocol.messages import Output
 from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
-from distspec.serving import schema
+from distspec.serving import prompts, sampling, schema
+from distspec.serving.limits import Limits
 from distspec.serving.results import Chunk, Completion, stats
-from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest, Limits
+from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
 from distspec.serving.text import Decoder, Text
 
 
@@ -51,17 +54,17 @@ class Service:
 
     async def completion_jobs(self, request: CompletionRequest) -> list[Job]:
         """Jobs of each prompt in order, its n choices together. Raises InvalidField."""
-        found = schema.prompts(request.prompt, self.limits)
+        found = prompts.prompts(request.prompt, self.limits, sampling.prompt_room(request, self.limits))
         self._check_streams("prompt", len(found), request)
         ids = [await asyncio.to_thread(self.text.encode, item) if isinstance(item, str) else item for item in found]
         many = isinstance(request.prompt, list) and not isinstance(request.prompt[0], int)
-        return self._jobs(request, [(f"prompt[{i}]" if many else "prompt", item) for i, item in enumerate(ids)])
+        return await self._jobs(request, [(f"prompt[{i}]" if many else "prompt", item) for i, item in enumerate(ids)])
 
     async def chat_jobs(self, request: ChatRequest) -> list[Job]:
         """Jobs of the n choices of a conversation. Raises InvalidField."""
-        turns = schema.turns(request.messages, self.limits)
+        turns = prompts.turns(request.messages, self.limits)
         self._check_streams("n", 1, request)
-        return self._jobs(request, [("messages", await asyncio.to_thread(self.text.chat, turns))])
+        return await self._jobs(request, [("messages", await asyncio.to_thread(self.text.chat, turns))])
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """Chunks of one job, the last with a finish_reason. Closing it cancels the job. Raises RequestError."""
@@ -147,51 +150,32 @@ class Service:
                     )
         return [done[index] for index in range(len(jobs))]
 
-    def _check_streams(self, field: str, prompts: int, request: GenerationRequest) -> None:
-        count = prompts * (request.n or 1)
+    def _check_streams(self, field: str, count: int, request: GenerationRequest) -> None:
+        count *= request.n or 1
         if count > self.limits.max_streams:
             raise InvalidField(field, count, f"at most {self.limits.max_streams} answers (prompts x n) in one request")
 
-    def _jobs(self, request: GenerationRequest, prompts: Sequence[tuple[str, tuple[int, ...]]]) -> list[Job]:
+    async def _jobs(self, request: GenerationRequest, texts: Sequence[tuple[str, tuple[int, ...]]]) -> list[Job]:
+        """texts: the prompts, each with the field that holds it."""
         seed = secrets.randbits(48) if request.seed is None else request.seed
-        choice = request.speculation or schema.SpeculationField()
-        speculation = SpeculationChoice(policy=choice.policy, num_speculative_tokens=choice.num_speculative_tokens)
-        stop_ids = set(request.stop_token_ids or ())
-        if not request.ignore_eos:
-            stop_ids.update(self.text.stop_ids)
+        asked = request.speculation or schema.SpeculationField()
+        speculation = SpeculationChoice(policy=asked.policy, num_speculative_tokens=asked.num_speculative_tokens)
+        banned = await asyncio.to_thread(sampling.bad_words, request.bad_words or (), self.text, self.limits)
+        constraint = sampling.constraint(request)
+        keep = sampling.prompt_room(request, self.limits)
         jobs = []
-        for field, prompt in prompts:
-            max_tokens = self._max_tokens(request, field, len(prompt))
-            for index in range(request.n or 1):
-                params = _sampling(request, seed, index, max_tokens, tuple(sorted(stop_ids)))
-                jobs.append(Job(prompt, params, speculation, schema.stops(request)))
+        for field, prompt in texts:
+            kept = prompt if keep is None else prompt[-keep:]
+            params = sampling.resolve(
+                request,
+                seed=seed,
+                field=field,
+                prompt_tokens=len(kept),
+                bad_words=banned,
+                constraint=constraint,
+                stop_ids=self.text.stop_ids,
+                limits=self.limits,
+            )
+            for choice in range(request.n or 1):
+                jobs.append(Job(kept, structs.replace(params, choice=choice), speculation, schema.stops(request)))
         return jobs
-
-    def _max_tokens(self, request: GenerationRequest, field: str, length: int) -> int:
-        limit = self.limits.max_model_len
-        room = limit - length
-        if length == 0:
-            raise InvalidField(field, "", "at least one token")
-        schema.check_length(field, length, self.limits)
-        name, asked = schema.max_tokens(request)
-        if asked is None:
-            return min(self.limits.default_max_tokens, room)
-        if asked > room:
-            raise InvalidField(name, asked, f"at most {room} (max_model_len {limit}, the prompt has {length} tokens)")
-        return asked
-
-
-def _sampling(
-    request: GenerationRequest, seed: int, choice: int, max_tokens: int, stop_ids: tuple[int, ...]
-) -> SamplingParams:
-    temperature = 1.0 if request.temperature is None else request.temperature
-    return SamplingParams(
-        max_tokens=max_tokens,
-        seed=seed,
-        choice=choice,
-        temperature=0.0 if temperature < schema.MIN_TEMPERATURE else temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
-        stop_token_ids=stop_ids,
-    )

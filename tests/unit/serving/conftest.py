@@ -11,7 +11,7 @@ import pytest
 from distspec.errors import RequestError
 from distspec.protocol.messages import Output
 from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage, finish_reason
-from distspec.serving.schema import Limits
+from distspec.serving.limits import Limits
 from distspec.serving.service import Service
 from distspec.serving.text import Text
 from tests.words import byte_fallback, byte_level

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from distspec.errors import InvalidField
-from distspec.serving import schema
-from distspec.serving.schema import CompletionRequest, Limits
+from distspec.serving import prompts, schema
+from distspec.serving.limits import Limits
+from distspec.serving.schema import CompletionRequest
 
 
 class Unread(list[Any]):
@@ -22,10 +23,10 @@ class Unread(list[Any]):
 @pytest.mark.parametrize(
     ("field", "ask"),
     [
-        ("prompt", lambda limits: schema.prompts(Unread([1] * limits.max_model_len), limits)),
-        ("prompt[1]", lambda limits: schema.prompts(["a", Unread([1] * limits.max_model_len)], limits)),
-        ("prompt", lambda limits: schema.prompts(Unread(["a"] * (limits.max_streams + 1)), limits)),
-        ("messages", lambda limits: schema.turns(Unread([{"role": "user"}] * limits.max_model_len), limits)),
+        ("prompt", lambda limits: prompts.prompts(Unread([1] * limits.max_model_len), limits)),
+        ("prompt[1]", lambda limits: prompts.prompts(["a", Unread([1] * limits.max_model_len)], limits)),
+        ("prompt", lambda limits: prompts.prompts(Unread(["a"] * (limits.max_streams + 1)), limits)),
+        ("messages", lambda limits: prompts.turns(Unread([{"role": "user"}] * limits.max_model_len), limits)),
     ],
 )
 def test_what_is_too_much_is_refused_before_it_is_looked_at(
@@ -45,11 +46,11 @@ def test_too_many_stop_ids_are_refused(limits: Limits) -> None:
 
 def test_the_longest_prompt_is_taken(limits: Limits) -> None:
     longest = [1] * (limits.max_model_len - 1)
-    assert schema.prompts(longest, limits) == [tuple(longest)]
-    assert schema.prompts([longest, "a"], limits) == [tuple(longest), "a"]
+    assert prompts.prompts(longest, limits) == [tuple(longest)]
+    assert prompts.prompts([longest, "a"], limits) == [tuple(longest), "a"]
 
 
 @pytest.mark.parametrize("mixed", [[1, "a"], ["a", 1]])
 def test_ids_and_text_do_not_mix(limits: Limits, mixed: list[Any]) -> None:
     with pytest.raises(InvalidField, match="prompt"):
-        schema.prompts(mixed, limits)
+        prompts.prompts(mixed, limits)

@@ -1,0 +1,83 @@
+"""What the model is to go on from: texts, token ids, or the turns of a chat.
+
+Knows the JSON of `prompt` and `messages`. Does not know tokenizers or templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distspec.errors import InvalidField
+from distspec.serving.limits import Limits, check_length, token_ids, valid_text
+
+ROLES = ("system", "developer", "user", "assistant")
+
+
+def prompts(value: object, limits: Limits, keep: int | None = None) -> list[str | tuple[int, ...]]:
+    """The prompts of a completion request: text, or token ids inside the vocabulary, of which the last `keep` are kept.
+
+    Raises InvalidField.
+    """
+    if isinstance(value, str):
+        return [valid_text("prompt", value)]
+    if not isinstance(value, Sequence) or isinstance(value, bytes):
+        raise InvalidField("prompt", value, "a string, a list of token ids, or a list of either")
+    if not value:
+        raise InvalidField("prompt", value, "at least one prompt")
+    if isinstance(value[0], int):
+        return [_prompt_ids("prompt", value, limits, keep)]
+    if len(value) > limits.max_streams:
+        raise InvalidField("prompt", len(value), f"at most {limits.max_streams} prompts in one request")
+    found: list[str | tuple[int, ...]] = []
+    for i, item in enumerate(value):
+        if isinstance(item, str):
+            found.append(valid_text(f"prompt[{i}]", item))
+        elif isinstance(item, Sequence) and not isinstance(item, bytes):
+            found.append(_prompt_ids(f"prompt[{i}]", item, limits, keep))
+        else:
+            raise InvalidField(f"prompt[{i}]", item, "a string or a list of token ids")
+    return found
+
+
+def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, str]]:
+    """Role and content of each message, content as one string. Raises InvalidField."""
+    if not messages:
+        raise InvalidField("messages", messages, "at least one message")
+    check_length("messages", len(messages), limits)  # each is a token at least
+    found = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise InvalidField(where, message, "an object with role and content")
+        role = message.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            raise InvalidField(f"{where}.role", role, f"one of {', '.join(ROLES)}")
+        for name, value in message.items():
+            if name not in ("role", "content", "name") and value:
+                raise InvalidField(f"{where}.{name}", value, "nothing (not supported)")
+        # `developer` is OpenAI's newer name for `system`; templates do not know it.
+        found.append(
+            {"role": "system" if role == "developer" else role, "content": _content(where, message.get("content"))}
+        )
+    return found
+
+
+def _content(where: str, content: Any) -> str:
+    field = f"{where}.content"
+    if isinstance(content, str):
+        return valid_text(field, content)
+    if not isinstance(content, list) or not content:
+        raise InvalidField(field, content, "a string or a list of text parts")
+    parts = []
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidField(f"{field}[{i}]", part, 'a part {"type": "text", "text": ...}')
+        parts.append(valid_text(f"{field}[{i}].text", part["text"]))
+    return "".join(parts)
+
+
+def _prompt_ids(field: str, value: Sequence[object], limits: Limits, keep: int | None) -> tuple[int, ...]:
+    kept = value if keep is None else value[-keep:]
+    check_length(field, len(kept), limits)  # before millions of ids are looked at
+    return token_ids(field, kept, limits.vocab_size)
