@@ -53,6 +53,12 @@ class SamplingRows:
             any_min_p=any(params[row].min_p > 0 for row in sampled),
         )
 
+    def select(self, index: Sequence[int]) -> SamplingRows:
+        """Some of the rows, in this order."""
+        at, known = torch.tensor(index, dtype=torch.int64, device=self.reals.device), set(self.sampled)
+        sampled = tuple(i for i, row in enumerate(index) if row in known)
+        return replace(self, reals=self.reals[at], integers=self.integers[at], sampled=sampled)
+
     @property
     def truncated(self) -> bool:
         """Some row allows fewer tokens than there are."""
@@ -166,7 +172,7 @@ def _perturbed(logits: Tensor, rows: SamplingRows) -> Tensor:
         return _noisy(logits, rows)
     some = torch.tensor(rows.sampled, device=logits.device)
     scores = logits.clone()
-    scores[some] = _noisy(logits[some], replace(rows, reals=rows.reals[some], integers=rows.integers[some]))
+    scores[some] = _noisy(logits[some], rows.select(rows.sampled))
     return scores
 
 

@@ -46,6 +46,14 @@ def gumbel(seed: Tensor, choice: Tensor, position: Tensor, vocab: int) -> Tensor
     return uniform(seed, choice, position, vocab).neg_().log1p_().neg_().log_().neg_()
 
 
+def apart(choice: Tensor, position: Tensor, stream: int, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Choice and position of noise that nothing else is drawn with: one of the streams 1, 2..., begun anew at `start`.
+
+    choice, position, start: int64 [rows], below 2**32 and 2**31.
+    """
+    return choice + (stream << 32), position + (start << 32)
+
+
 def _key(seed: Tensor, choice: Tensor, position: Tensor) -> Tensor:
     """One 64-bit key per row; each word goes through the whole mixer before the next one joins."""
     key = _mix_(seed + signed(_STEP))
