@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from distspec.coordinator import driving, events, feeding, lifecycle
 from distspec.coordinator.context import Context, Settings
 from distspec.coordinator.events import Command, Event
@@ -128,7 +130,8 @@ class Machine:
             raise Overloaded(f"{len(ctx.queue)} requests are waiting")
         if self._is_deserted():
             raise Unavailable("no decode worker is alive")
-        limits, params = ctx.credits.limits(ctx.settings.room), message.params
+        limits = ctx.credits.limits(ctx.settings.room)
+        params = structs.replace(message.params, prompt_tokens=len(message.prompt))
         if limits is not None:
             params = limits.fit(message.prompt, params)
         request = Request(

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from distspec.attention import Span
 from distspec.kv.sequence import Sequence
 from distspec.protocol.values import Node, SamplingParams
+from distspec.sampling import Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Batch:
     """The rows of a step, segment after segment: committed tokens, then nodes.
 
     tokens, positions: one per row. wanted: rows whose outcome is drawn; params, draws: the parameters of each
-    of these, and the absolute position of the token it draws. spans: one per segment that has rows.
+    of these, and the absolute position of the token it draws. asked: segments with wanted rows whose logits are to be
+    edited. spans: one per segment that has rows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -67,12 +69,20 @@ class Batch:
     wanted: list[int] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
-    def add(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
+    def add(self, segment: Segment, sequence: Sequence, params: SamplingParams, edited: bool = False) -> None:
         """Book a segment in its sequence (see Sequence.append and add) and take over its rows."""
-        if not segment.nodes:
-            return self._add_straight(segment, sequence, params)
+        wanted = len(self.wanted)
+        if segment.nodes:
+            self._add_tree(segment, sequence, params)
+        else:
+            self._add_straight(segment, sequence, params)
+        if edited and len(self.wanted) > wanted:
+            self.asked.append(_asked(segment, sequence, wanted))
+
+    def _add_tree(self, segment: Segment, sequence: Sequence, params: SamplingParams) -> None:
         start = sequence.length
         indices = sequence.append(segment.tokens) + sequence.add(segment.nodes)
         first = len(self.tokens) + len(segment.tokens)
@@ -120,3 +130,11 @@ class Batch:
             )
             for segment in segments
         ]
+
+
+def _asked(segment: Segment, sequence: Sequence, first: int) -> Asked:
+    """The texts of a segment's wanted rows, the first of which is row `first` of these. A bet counts as a draft: it may
+    be taken back."""
+    paths: list[tuple[int, ...]] = [()] if segment.tokens and segment.want else []
+    paths += [(segment.bet,)] if segment.bet is not None else [sequence.path(node.id) for node in segment.nodes]
+    return Asked(segment.slot, first, sequence.tokens, sequence.length - (segment.bet is not None), paths)

@@ -8,6 +8,7 @@ the same operation here: a segment of tokens and nodes.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model, Paged, Taps
 from distspec.protocol.values import ROOT, Node, SamplingParams
-from distspec.sampling import SamplingRows, best, draw
+from distspec.sampling import Editor, SamplingRows, best, draw
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Engine:
         self.books = Books(allocator, PrefixCache(allocator) if options.prefix_cache else None)
         backend, reason = choose(options.attention_backend, device, model.dtype)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
+        self._editor = Editor(shape.vocab_size, device)
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))
         heapify(self._free)
@@ -118,6 +120,7 @@ class Engine:
             raise OutOfSlots(self.slots)
         slot = heappop(self._free)
         self._open[slot] = _Slot(self.books.open(tokens, use_cache), params, use_cache)
+        self._editor.open(slot, params)
         return slot
 
     def sequence(self, slot: int) -> Sequence:
@@ -137,6 +140,7 @@ class Engine:
     def close(self, slot: int, keep: bool = True) -> None:
         """Free a slot. keep False: its KV is not trusted or not wanted in the prefix cache."""
         self.books.close(self._open.pop(slot).sequence, keep)
+        self._editor.close(slot)
         heappush(self._free, slot)
 
     def check(self) -> None:
@@ -158,13 +162,15 @@ class Engine:
 
     @torch.inference_mode()
     def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
-        """As `step`, but for a drafter: the `most` best tokens after each row, the first of which `step` would draw."""
+        """As `step`, but for a drafter: the `most` best tokens after each row, the first of which `step` would draw;
+        fewer where no more can follow."""
         found = self._run(segments)
         if not found:
             return Batch.outcomes(segments, [])
         tokens, scores = best(*found, min(most, self.model.config.vocab_size))
         rows = zip(tokens.tolist(), scores.tolist(), strict=True)
-        return Batch.outcomes(segments, [tuple(zip(*row, strict=True)) for row in rows])
+        guesses = [tuple(guess for guess in zip(*row, strict=True) if guess[1] > -math.inf) for row in rows]
+        return Batch.outcomes(segments, guesses)
 
     def _run(self, segments: Seq[Segment]) -> tuple[Tensor, SamplingRows] | None:
         """Book the segments and run the model: logits of the wanted rows and how they are to be drawn; None if
@@ -180,7 +186,7 @@ class Engine:
         batch = Batch()
         for segment in segments:
             slot = self._open[segment.slot]
-            batch.add(segment, slot.sequence, slot.params)
+            batch.add(segment, slot.sequence, slot.params, segment.slot in self._editor)
         found = self._forward(batch) if batch.tokens else None
         for segment in segments:
             # Requests that arrive while this one runs can share its prompt; a bet may be taken back.
@@ -192,12 +198,12 @@ class Engine:
         """Logits of the wanted rows and how they are to be drawn; None if nothing is wanted."""
         logits = self.graphs.run(batch) if self.graphs is not None and batch.wanted else None
         if logits is not None:
-            return self._wanted(batch, logits), self._sampling(batch)
+            return self._edited(batch, self._wanted(batch, logits)), self._sampling(batch)
         plan = self._attention.plan(batch.spans)
         hidden = self._hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
         if not batch.wanted:
             return None
-        return self.model.logits(self._wanted(batch, hidden)), self._sampling(batch)
+        return self._edited(batch, self.model.logits(self._wanted(batch, hidden))), self._sampling(batch)
 
     def _hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
         """One forward: [rows, hidden_size]. Writes KV, and features where there are taps."""
@@ -210,6 +216,12 @@ class Engine:
 
     def _wanted(self, batch: Batch, rows: Tensor) -> Tensor:
         return rows if len(batch.wanted) == len(rows) else rows.index_select(0, self._integers(batch.wanted))
+
+    def _edited(self, batch: Batch, logits: Tensor) -> Tensor:
+        """The same memory. The host prepares edits while the device computes the logits."""
+        for edit in self._editor.edits(batch.asked):
+            edit.apply_(logits)
+        return logits
 
     def _sampling(self, batch: Batch) -> SamplingRows:
         return SamplingRows.of(batch.params, batch.draws, self.device)

@@ -162,6 +162,15 @@ class Sequence:
             live = self._live.get(live.parent)
         return out
 
+    def path(self, id: int) -> tuple[int, ...]:
+        """Tokens from below the committed end down to a node, its own the last."""
+        out = []
+        live = self._live.get(id)
+        while live is not None:
+            out.append(live.token)
+            live = self._live.get(live.parent)
+        return tuple(reversed(out))
+
     def spell(self, tokens: Iterable[int]) -> list[int]:
         """Logical indices of the nodes that spell `tokens` below the committed end, as far as there are any."""
         out: list[int] = []

@@ -1,0 +1,60 @@
+"""What a request changes of its logits before they are scaled: masks, bans, bias, penalties.
+
+Knows logits, rows and tables on their device. Does not know requests, texts or why: sampling/editor.py does. Each edit
+names the rows that it changes, so rows that asked for nothing cost nothing, and a step without edits launches nothing.
+All change logits in place. Those of a step follow each other in the order of SamplingParams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+WORD = 32
+"""Tokens to a word of a mask."""
+
+
+class Edit(Protocol):
+    def apply_(self, logits: Tensor) -> None:
+        """logits: float32 [rows, vocab], rows contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Of each named row only some tokens stay. rows: int64 [n]; bits: int32 [n, ceil(vocab / 32)], where token t is bit
+    t % 32 of word t // 32, set if it stays (the layout of xgrammar's bitmasks)."""
+
+    rows: Tensor
+    bits: Tensor
+
+    def apply_(self, logits: Tensor) -> None:
+        forbidden = ~unpacked(self.bits, logits.shape[1])
+        logits[self.rows] = logits[self.rows].masked_fill_(forbidden, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """Single tokens that do not stay: rows, tokens int64 [n]."""
+
+    rows: Tensor
+    tokens: Tensor
+
+    def apply_(self, logits: Tensor) -> None:
+        logits[self.rows, self.tokens] = -torch.inf
+
+
+def packed(stays: Tensor) -> Tensor:
+    """int32 [..., ceil(vocab / 32)] of bool [..., vocab], in the layout of Mask."""
+    padded = torch.nn.functional.pad(stays, (0, -stays.shape[-1] % WORD))
+    bits = padded.view(*stays.shape[:-1], -1, WORD).long() << torch.arange(WORD, device=stays.device)
+    return bits.sum(dim=-1).to(torch.int32)
+
+
+def unpacked(bits: Tensor, vocab: int) -> Tensor:
+    """bool [..., vocab] of a mask."""
+    each = bits[..., None] >> torch.arange(WORD, dtype=torch.int32, device=bits.device) & 1
+    stays: Tensor = each.flatten(-2)[..., :vocab].bool()
+    return stays
