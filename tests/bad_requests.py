@@ -64,7 +64,7 @@ def _prompts(vocab_size: int, max_model_len: int) -> list[Bad]:
 
 
 def _fields(max_model_len: int) -> list[Bad]:
-    ranges = {
+    ranges: dict[str, list[Any]] = {
         "temperature": [-0.1, 2.5, "1", True, [1], float("nan"), float("inf")],
         "top_p": [0, -1, 1.01, "x", float("nan")],
         "min_p": [-0.5, 2, float("nan")],

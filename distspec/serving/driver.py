@@ -14,6 +14,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from distspec.errors import InvalidField, Overloaded
 from distspec.serving import schema
+from distspec.serving.limits import between
 from distspec.serving.results import Chunk, Completion
 from distspec.serving.schema import ChatRequest, CompletionRequest
 from distspec.serving.service import Job, Service
@@ -24,18 +25,33 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 class Params(TypedDict, total=False):
-    """How to generate; fields mean what they mean over HTTP. policy and num_speculative_tokens: speculation."""
+    """How to generate; fields mean what they mean over HTTP. policy and num_speculative_tokens: speculation.
+
+    logprobs: how many of the likeliest tokens are reported at each token of the answer, also of a chat.
+    """
 
     max_tokens: int
+    min_tokens: int
     temperature: float
     top_p: float
     top_k: int
     min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: list[int]
+    bad_words: list[str]
     seed: int
     n: int
     stop: str | list[str]
     stop_token_ids: list[int]
+    include_stop_str_in_output: bool
     ignore_eos: bool
+    truncate_prompt_tokens: int
+    logprobs: int
+    prompt_logprobs: int
+    echo: bool
     policy: str
     num_speculative_tokens: int
 
@@ -145,6 +161,7 @@ class Driver:
         if speculation:
             body["speculation"] = speculation
         if _is_chat(prompt):
+            body |= _chat_logprobs(params)
             chat = schema.parse(ChatRequest, body | {"messages": prompt}, service.limits)
             return await service.chat_jobs(chat)
         completion = schema.parse(CompletionRequest, body | {"prompt": prompt}, service.limits)
@@ -193,6 +210,15 @@ class _Pull:
 
 def _is_chat(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _chat_logprobs(params: Params) -> dict[str, Any]:
+    """A number of logprobs as the chat endpoint spells it."""
+    count = params.get("logprobs")
+    if not isinstance(count, int) or isinstance(count, bool):
+        return {}
+    between("logprobs", count, 0, schema.MAX_LOGPROBS)
+    return {"logprobs": True, "top_logprobs": count}
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:

@@ -36,12 +36,23 @@ class Submitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One stream to generate: a prompt and one of its n choices."""
+    """One stream to generate: a prompt and one of its n choices. stops: strings that end its text."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     speculation: SpeculationChoice
     stops: tuple[str, ...] = ()
+    include_stop: bool = False
+
+    def decoder(self, text: Text) -> Decoder:
+        """As in vLLM, what ends the answer is part of its text only if that is asked for, string or token."""
+        return Decoder(
+            text,
+            self.stops,
+            silent=() if self.include_stop else self.params.stop_token_ids,
+            min_tokens=self.params.min_tokens,
+            include_stop=self.include_stop,
+        )
 
 
 class Service:
@@ -68,7 +79,7 @@ class Service:
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """Chunks of one job, the last with a finish_reason. Closing it cancels the job. Raises RequestError."""
-        decoder = Decoder(self.text, job.stops)
+        decoder = job.decoder(self.text)
         start = time.perf_counter()
         first: float | None = None
         count = 0
@@ -176,6 +187,14 @@ class Service:
                 stop_ids=self.text.stop_ids,
                 limits=self.limits,
             )
-            for choice in range(request.n or 1):
-                jobs.append(Job(kept, structs.replace(params, choice=choice), speculation, schema.stops(request)))
+            jobs += [
+                Job(
+                    kept,
+                    structs.replace(params, choice=choice),
+                    speculation,
+                    schema.stops(request),
+                    bool(request.include_stop_str_in_output),
+                )
+                for choice in range(request.n or 1)
+            ]
         return jobs

@@ -123,22 +123,27 @@ class StopFinder:
 
     One Knuth-Morris-Pratt automaton per stop: the text held is the longest suffix that begins a stop, and the
     result does not depend on how the text was cut into pieces. Of stops completed by the same character the
-    longest counts.
+    longest counts. include: the text ends after the stop instead of before it, so nothing has to be held back.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = [(stop, _failure(stop)) for stop in stops]
         self._matched = [0] * len(self._stops)
+        self._include = include
         self._held = ""
 
-    def push(self, piece: str) -> tuple[str, bool]:
-        """(text that no stop can cut any more, whether a stop was found; it is the end of the text then)."""
+    def push(self, piece: str, *, armed: bool = True) -> tuple[str, bool]:
+        """(text that no stop can cut any more, whether a stop was found; it is the end of the text then).
+
+        armed: a stop may end in this piece. One that begins in it may end in a later one either way.
+        """
         text = self._held + piece
         for end, char in enumerate(piece, start=len(self._held) + 1):
-            if found := self._advance(char):
+            found = self._advance(char)
+            if found and armed:
                 self._held = ""
-                return text[: end - found], True
-        certain = len(text) - max(self._matched, default=0)
+                return text[: end if self._include else end - found], True
+        certain = len(text) - (0 if self._include else max(self._matched, default=0))
         self._held = text[certain:]
         return text[:certain], False
 
@@ -154,18 +159,34 @@ class StopFinder:
             while matched and stop[matched] != char:
                 matched = failure[matched - 1]
             matched += stop[matched] == char
-            self._matched[i] = matched
             if matched == len(stop):
                 found = max(found, matched)
+                matched = failure[-1]
+            self._matched[i] = matched
         return found
 
 
 class Decoder:
-    """Tokens of one stream to text, ended by a stop string."""
+    """Tokens of one stream to text, ended by a stop string or a stop token.
 
-    def __init__(self, text: Text, stops: Sequence[str]) -> None:
+    silent: ids of tokens without text, those that end the answer. min_tokens: a stop string counts only if a later
+    token than this one completes it. include_stop: the text holds the stop string.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        stops: Sequence[str] = (),
+        *,
+        silent: Iterable[int] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ) -> None:
         self._detokenizer = Detokenizer(text)
-        self._finder = StopFinder(stops)
+        self._finder = StopFinder(stops, include=include_stop)
+        self._silent = frozenset(silent)
+        self._min_tokens = min_tokens
+        self._count = 0
 
     def push(self, tokens: Sequence[int], *, last: bool = False) -> tuple[str, int, bool]:
         """(text to give out, tokens that count, whether a stop string ended the stream).
@@ -174,15 +195,21 @@ class Decoder:
         """
         pieces = []
         for i, token in enumerate(tokens):
-            piece, stopped = self._finder.push(self._detokenizer.push(token))
+            self._count += 1
+            shown = "" if token in self._silent else self._detokenizer.push(token)
+            piece, stopped = self._finder.push(shown, armed=self._armed)
             pieces.append(piece)
             if stopped:
                 return "".join(pieces), i + 1, True
         stopped = False
         if last:
-            piece, stopped = self._finder.push(self._detokenizer.flush())
+            piece, stopped = self._finder.push(self._detokenizer.flush(), armed=self._armed)
             pieces += (piece, "" if stopped else self._finder.flush())
         return "".join(pieces), len(tokens), stopped
+
+    @property
+    def _armed(self) -> bool:
+        return self._count > self._min_tokens
 
 
 def _failure(stop: str) -> list[int]:

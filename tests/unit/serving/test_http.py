@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from distspec.errors import Overloaded, Unavailable
+from distspec.protocol.values import SamplingParams
 from distspec.serving.http import create_app
 from distspec.serving.service import Service
 from tests.bad_requests import Bad, bad_requests
@@ -150,7 +151,14 @@ async def test_parameters_arrive_as_they_were_meant(http: httpx.AsyncClient, cli
             "stop_token_ids": [7],
             "ignore_eos": True,
             "user": "me",
-            "logprobs": None,
+            "min_tokens": 2,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -1,
+            "repetition_penalty": 1.2,
+            "logit_bias": {"9": -100, "8": 1.5},
+            "allowed_token_ids": [9, 8, 7],
+            "logprobs": 3,
+            "prompt_logprobs": 0,
             "speculation": {"policy": "sd", "num_speculative_tokens": 4},
         },
     )
@@ -158,6 +166,10 @@ async def test_parameters_arrive_as_they_were_meant(http: httpx.AsyncClient, cli
     assert prompt == (5, 6)
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.0, 0.5, 0)
     assert (params.min_p, params.seed, params.stop_token_ids) == (0.1, -4, (7,))
+    assert (params.prompt_tokens, params.min_tokens) == (2, 2)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -1, 1.2)
+    assert (params.logit_bias, params.allowed_token_ids) == (((8, 1.5), (9, -100)), (7, 8, 9))
+    assert (params.logprobs, params.prompt_logprobs) == (3, 0)
     assert (speculation.policy, speculation.num_speculative_tokens) == ("sd", 4)
 
 
@@ -167,6 +179,9 @@ async def test_defaults_are_openais(http: httpx.AsyncClient, client: TableClient
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.choice) == (1.0, 1.0, 0, 0.0, 0)
     assert params.max_tokens == 10, "no more than the context has room for"
     assert params.stop_token_ids == (320, 322)
+    assert params == SamplingParams(
+        max_tokens=10, seed=params.seed, stop_token_ids=params.stop_token_ids, prompt_tokens=190
+    )
     assert (speculation.policy, speculation.num_speculative_tokens) == (None, None)
 
 

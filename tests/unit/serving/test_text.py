@@ -114,26 +114,55 @@ def test_stops_that_overlap_themselves_are_found() -> None:
             assert (given_out, stopped) == reference_cut(whole, [stop]), (whole, stop)
 
 
+def reference_end(pieces: Sequence[str], stops: Sequence[str], least: int, include: bool) -> tuple[str, int, bool]:
+    """Text and tokens up to the first stop that a token after the first `least` completes. pieces: of each token."""
+    whole = ""
+    for count, piece in enumerate(pieces, 1):
+        for char in piece:
+            whole += char
+            ending = [stop for stop in stops if whole.endswith(stop)]
+            if ending and count > least:
+                return (whole if include else whole[: -max(map(len, ending))]), count, True
+    return whole, len(pieces), False
+
+
 @given(
     whole=st.text("abc 漢😀", max_size=40),
     stops=st.lists(st.text("abc 漢😀", min_size=1, max_size=4), min_size=1, max_size=3),
     runs=st.lists(st.integers(1, 5), min_size=100, max_size=100),
+    least=st.one_of(st.just(0), st.integers(0, 60)),
+    include=st.booleans(),
 )
 def test_decoding_ends_with_the_token_that_completes_a_stop(
-    text: Text, whole: str, stops: list[str], runs: list[int]
+    text: Text, whole: str, stops: list[str], runs: list[int], least: int, include: bool
 ) -> None:
+    """However the tokens come in runs, and their bytes in tokens; and nothing is given out before that is cut later."""
     ids = single_bytes(text, whole)
-    want, found = reference_cut(whole, stops)
-    decoder = Decoder(text, stops)
+    want, tokens, found = reference_end([*map(Detokenizer(text).push, ids)], stops, least, include)
+    decoder = Decoder(text, stops, min_tokens=least, include_stop=include)
     given_out, count, stopped = "", 0, False
     while not stopped and count < len(ids):
         run = ids[count : count + runs.pop()]
         piece, taken, stopped = decoder.push(run, last=count + len(run) == len(ids))
         given_out, count = given_out + piece, count + taken
-    assert (given_out, stopped) == (want, found)
-    if found:
-        assert reference_cut(text.decode(ids[:count]), stops) == (want, True)
-        assert reference_cut(text.decode(ids[: count - 1]), stops)[1] is False
+        assert want.startswith(given_out), "text was given out that a stop cuts"
+    assert (given_out, count, stopped) == (want, tokens, found)
+
+
+@given(whole=st.text("ab", max_size=30), cut=st.integers(0, 30), include=st.booleans())
+def test_a_stop_token_has_text_only_where_stops_are_included(text: Text, whole: str, cut: int, include: bool) -> None:
+    ids = single_bytes(text, whole)[:cut]
+    end = text.encode(" the")[-1]
+    decoder = Decoder(text, ["aab"], silent=() if include else [end], include_stop=include)
+    pieces, stopped = [], False
+    for i, token in enumerate([*ids, end]):
+        piece, _, stopped = decoder.push([token], last=i == len(ids))
+        pieces.append(piece)
+        if stopped:
+            break
+    want, found = reference_cut(text.decode(ids), ["aab"])
+    assert stopped == found
+    assert "".join(pieces) == want + (("aab" if found else text.decode([end])) if include else "")
 
 
 def test_a_stop_may_complete_at_the_very_end(text: Text) -> None:
