@@ -106,7 +106,7 @@ def plain(value: Any) -> Any:
 
 
 def params(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 10, "temperature": 0.0, **changes})
+    return SamplingParams(**{"max_tokens": 10, "temperature": 0.0, "prompt_tokens": len(PROMPT), **changes})
 
 
 def submit(

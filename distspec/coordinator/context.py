@@ -145,7 +145,16 @@ class Context:
                 request.tally.first_s = self.now
             self.notes.append(Emitted(request.number, len(tokens)))
         usage = structs.replace(request.usage(self.now), synthetic=self.settings.synthetic)
-        output = Output(key=request.key, start=start, tokens=tokens, finish_reason=reason, usage=usage)
+        output = Output(
+            key=request.key,
+            start=start,
+            tokens=tokens,
+            finish_reason=reason,
+            usage=usage,
+            logprobs=tuple(request.logprobs),
+            prompt_logprobs=request.prompt_logprobs,
+        )
+        request.logprobs, request.prompt_logprobs = [], ()
         self.out.append(events.ToClient(request.client, output))
         self.counters["tokens"] += len(tokens)
 

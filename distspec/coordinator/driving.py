@@ -6,7 +6,7 @@ path, and every draft what its drafter still lacks, so a verdict is only asked w
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, zip_longest
 from math import isnan
 from operator import lt
 
@@ -269,11 +269,13 @@ def verdict(request: Request, message: Verdict) -> bool:
     task = request.tasks.pop(message.task, None)
     if task is None:
         return False
-    for node, outcome in message.outcomes:
+    if not request.emitted:
+        request.prompt_logprobs = message.prompt_logprobs
+    for (node, outcome), logprobs in zip_longest(message.outcomes, message.logprobs[: len(message.outcomes)]):
         known = task.root if node == ROOT else node
         if known in request.tree:
             request.holds[task.worker].judged.add(known)
-        if request.tree.judge(known, outcome):
+        if request.tree.judge(known, outcome, logprobs):
             request.origins.judged(message.task, known)
     return True
 

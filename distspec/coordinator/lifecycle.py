@@ -200,6 +200,7 @@ def progress(ctx: Context, request: Request, message: Progress) -> None:
         reason = finish_reason(request.params, request.emitted, token)
         if reason:
             break
+    request.logprobs += message.logprobs[: request.emitted - message.start]
     request.holds[request.home].computed = len(request.tokens) - 1
     ctx.credits.grow(request.home, request.number, len(request.tokens))
     for drafted, accepted in zip(message.drafted, message.accepted, strict=True):

@@ -15,7 +15,7 @@ from distspec.coordinator.origins import Origins
 from distspec.coordinator.planner import Advice
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import Drafted
-from distspec.protocol.values import ROOT, Node, SamplingParams, Usage
+from distspec.protocol.values import ROOT, Node, SamplingParams, TokenLogprobs, Usage
 from distspec.speculation.tree import Step, Tree
 
 
@@ -141,7 +141,8 @@ class Request:
 
     acting: the policy in force, which `auto` changes by advice; tuned: output tokens when it last did.
     fits: it was held to the limits of the fleet. refusals: times it was given up since its last token. carried: by
-    position, the nodes that were committed since all speculative work was last void.
+    position, the nodes that were committed since all speculative work was last void. logprobs, prompt_logprobs:
+    what the client was not sent yet, of the last tokens and of the prompt.
     """
 
     def __init__(
@@ -177,6 +178,8 @@ class Request:
         self.refusals = 0
         self.depths: dict[int, int] = {}
         self.carried: dict[int, int] = {}
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self.origins = Origins()
         self.tally = Tally()
         self.arrived_s = now
@@ -199,6 +202,8 @@ class Request:
         """
         position = len(self.tokens)
         self.tokens.append(step.token)
+        if step.logprobs is not None:
+            self.logprobs.append(step.logprobs)
         gone = set(step.died)
         for hold in self.holds.values():
             if step.node is not None and step.node in hold.nodes:

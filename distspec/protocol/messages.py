@@ -14,7 +14,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from distspec.protocol.values import FeatureTicket, Node, SamplingParams, Shape, SpeculationChoice, Usage
+from distspec.protocol.values import (
+    FeatureTicket,
+    Node,
+    SamplingParams,
+    Shape,
+    SpeculationChoice,
+    TokenLogprobs,
+    Usage,
+)
 
 PROTOCOL_VERSION = 1
 
@@ -57,6 +65,8 @@ class Output(_Message, frozen=True):
 
     finish_reason: "stop" | "length" | "abort" | "error". error: (code, message, field).
     usage: so far, since a client may end the stream at any token (a stop string is text, which only it sees).
+    logprobs: of each of the tokens, empty where they were not asked for. prompt_logprobs: of the prompt's tokens from
+    the second on, where asked for; they come once, with the first token.
     """
 
     key: str
@@ -65,6 +75,8 @@ class Output(_Message, frozen=True):
     finish_reason: str | None = None
     error: tuple[str, str, str | None] | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 # -- worker <-> coordinator: joining -----------------------------------------------------------
@@ -241,7 +253,8 @@ class Verdict(_Message, frozen=True):
     """Outcomes of one Extend, as (node id, token) pairs. span: wall clock start and end of its steps.
 
     cached: committed tokens that the prefix cache already held. step: rows and seconds of its last step, those of
-    other requests included (0 rows: it took none).
+    other requests included (0 rows: it took none). logprobs: of each outcome, where the params ask for them;
+    prompt_logprobs: as in Output, of an Extend that opens the request with its prompt and nothing else.
     """
 
     request: int
@@ -251,6 +264,8 @@ class Verdict(_Message, frozen=True):
     cached: int = 0
     span: tuple[float, float] = (0.0, 0.0)
     step: tuple[int, float] = (0, 0.0)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Progress(_Message, frozen=True):
@@ -270,6 +285,7 @@ class Progress(_Message, frozen=True):
     span: tuple[float, float] = (0.0, 0.0)
     step: tuple[int, float] = (0, 0.0)
     drafting: tuple[float, float] = (0.0, 0.0)
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Revoked(_Message, frozen=True):

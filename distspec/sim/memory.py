@@ -13,12 +13,15 @@ from collections.abc import Sequence as Seq
 from distspec.kv.pages import PageAllocator
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Sequence
-from distspec.protocol.values import ROOT, Node, SamplingParams
+from distspec.protocol.values import ROOT, Node, SamplingParams, TokenLogprobs
 from distspec.sim.model import ToyModel
 from distspec.sim.violation import Violation
 
 Cell = tuple[int, int]
 """A token and its position: what stands for the KV of one position."""
+
+Judged = tuple[int, int, TokenLogprobs]
+"""A node id or ROOT, what the model draws after it, and what it says of that."""
 
 
 class Memory:
@@ -37,9 +40,7 @@ class Memory:
         for (_, to), cell in zip(moves, cells, strict=True):
             self._cells[sequence.location(to)] = cell
 
-    def compute(
-        self, sequence: Sequence, tokens: Seq[int], nodes: Seq[Node], params: SamplingParams
-    ) -> list[tuple[int, int]]:
+    def compute(self, sequence: Sequence, tokens: Seq[int], nodes: Seq[Node], params: SamplingParams) -> list[Judged]:
         """Append tokens and add nodes; the outcomes after the last token (if there is one) and after each node."""
         self._write(sequence, sequence.append(tokens), tokens, range(sequence.length - len(tokens), sequence.length))
         indices = sequence.add(nodes)
@@ -50,9 +51,9 @@ class Memory:
         if longest > self._longest:
             raise Violation(f"a path of {longest} tokens, max_model_len is {self._longest}")
         committed = list(range(sequence.length))
-        out = [(ROOT, self._outcome(sequence, committed, params))] if tokens else []
+        out = [(ROOT, *self._outcome(sequence, committed, params))] if tokens else []
         return out + [
-            (node.id, self._outcome(sequence, committed + sequence.ancestors(node.id), params)) for node in nodes
+            (node.id, *self._outcome(sequence, committed + sequence.ancestors(node.id), params)) for node in nodes
         ]
 
     def read(self, sequence: Sequence, length: int) -> list[Cell]:
@@ -83,9 +84,10 @@ class Memory:
         for index, token, position in zip(indices, tokens, positions, strict=True):
             self._cells[sequence.location(index)] = token, position
 
-    def _outcome(self, sequence: Sequence, seen: Seq[int], params: SamplingParams) -> int:
-        """What the model draws after the cells it attends to, which must be one gap-free text."""
+    def _outcome(self, sequence: Sequence, seen: Seq[int], params: SamplingParams) -> tuple[int, TokenLogprobs]:
+        """What the model draws, and says of it, after the cells it attends to, which must be one gap-free text."""
         cells = sorted((self._cells[sequence.location(i)] for i in seen), key=lambda cell: cell[1])
         if [position for _, position in cells] != list(range(len(cells))):
             raise Violation(f"attends to positions {[position for _, position in cells]}")
-        return self._model.outcome([token for token, _ in cells], params)
+        text = [token for token, _ in cells]
+        return self._model.outcome(text, params), self._model.logprobs(text, params)

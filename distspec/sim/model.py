@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distspec.protocol.values import SamplingParams, finish_reason
+from distspec.protocol.values import SamplingParams, TokenLogprobs, finish_reason
 
 
 class ToyModel:
@@ -17,6 +17,10 @@ class ToyModel:
     def outcome(self, text: Sequence[int], params: SamplingParams) -> int:
         """The token after `text`, in 0 .. vocab-1."""
         return hash((params.seed, params.choice, *text)) % self.vocab
+
+    def logprobs(self, text: Sequence[int], params: SamplingParams) -> TokenLogprobs:
+        """What is said of the token after `text`: nothing of the sort, but no other text has the same."""
+        return TokenLogprobs(logprob=-float(hash((*text, params.seed)) % 9973), rank=1 + len(text))
 
     def plain(self, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], str]:
         """The output that everything must equal, and why it ends."""

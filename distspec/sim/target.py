@@ -35,7 +35,7 @@ from distspec.protocol.messages import (
     Verdict,
     Withdraw,
 )
-from distspec.protocol.values import ROOT, Node, SamplingParams, finish_reason
+from distspec.protocol.values import ROOT, Node, SamplingParams, TokenLogprobs, finish_reason
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.memory import Memory
 from distspec.sim.model import ToyModel
@@ -238,16 +238,25 @@ class SimTarget:
         cached = len(message.tokens) - len(tokens)
         if not self._fits(entry, len(tokens) + len(message.nodes), message):
             return
-        outcomes = self.memory.compute(entry.sequence, tokens, message.nodes, entry.params)
+        judged = self.memory.compute(entry.sequence, tokens, message.nodes, entry.params)
+        asks = entry.params.logprobs is not None
         self._reply(
             Verdict(
                 request=message.request,
                 epoch=message.epoch,
                 task=message.task,
-                outcomes=tuple(outcomes),
+                outcomes=tuple((node, token) for node, token, _ in judged),
                 cached=cached,
+                logprobs=tuple(said for _, _, said in judged) if asks else (),
+                prompt_logprobs=self._prompt_logprobs(entry, message),
             )
         )
+
+    def _prompt_logprobs(self, entry: Open, message: Extend) -> tuple[TokenLogprobs, ...]:
+        text, params = message.tokens, entry.params
+        if params.prompt_logprobs is None or message.start or len(text) != params.prompt_tokens:
+            return ()
+        return tuple(self.model.logprobs(text[:end], params) for end in range(1, len(text)))
 
     def _lease(self, entry: Open, message: Lease) -> None:
         """The lease runs; its first round computes what it brought."""
@@ -285,7 +294,8 @@ class SimTarget:
         nodes = [Node(id=i, parent=i - 1 if i else ROOT, token=token) for i, token in enumerate(drafts)]
         if not self._fits(entry, len(entry.todo) + len(nodes)):
             return
-        outcomes = dict(self.memory.compute(entry.sequence, entry.todo, nodes, entry.params))
+        judged = self.memory.compute(entry.sequence, entry.todo, nodes, entry.params)
+        outcomes = {node: token for node, token, _ in judged}
         new, reason = [outcomes[ROOT]], finish_reason(entry.params, entry.emitted + 1, outcomes[ROOT])
         while reason is None and len(new) <= len(drafts) and drafts[len(new) - 1] == new[-1]:
             new.append(outcomes[len(new) - 1])
@@ -303,6 +313,7 @@ class SimTarget:
                 drafted=(len(drafts),),
                 accepted=(kept,),
                 ended=reason,
+                logprobs=tuple(said for _, _, said in judged[: len(new)]) if entry.params.logprobs is not None else (),
             )
         )
         if reason:

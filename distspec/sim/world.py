@@ -16,7 +16,7 @@ from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
 from distspec.protocol.messages import Cancel, Output, Submit, Verdict
-from distspec.protocol.values import SamplingParams, SpeculationChoice
+from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs
 from distspec.sim.crew import COORDINATOR, Actor, Crew
 from distspec.sim.model import ToyModel
 from distspec.sim.network import Network
@@ -32,6 +32,8 @@ class Stream:
     params: SamplingParams
     choice: SpeculationChoice
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: str | None = None
     cancelled: bool = False
 
@@ -96,6 +98,16 @@ class World:
                 plain, reason = plain[: len(stream.tokens)], "abort"
             if (stream.tokens, stream.finished) != (plain, reason):
                 raise Violation(f"{key}: {stream.tokens} {stream.finished}, the plain target has {plain} {reason}")
+            self._check_logprobs(key, stream)
+
+    def _check_logprobs(self, key: str, stream: Stream) -> None:
+        """Those of every token came once, where they were asked for, and are those of its own path."""
+        text, params, first = [*stream.prompt, *stream.tokens], stream.params, len(stream.prompt)
+        prompt = range(1, first if stream.tokens and params.prompt_logprobs is not None else 1)
+        output = range(first, len(text) if params.logprobs is not None else first)
+        for found, ends in ((stream.prompt_logprobs, prompt), (stream.logprobs, output)):
+            if found != [self.model.logprobs(text[:end], params) for end in ends]:
+                raise Violation(f"{key}: logprobs {found} of {ends} in {text}")
 
     def _tick(self) -> None:
         self._event(events.Tick())
@@ -185,7 +197,11 @@ class World:
         if self.streams and rng.random() < 0.5:
             prompt = [*rng.choice(list(self.streams.values())).prompt, *prompt[:3]][:LONGEST_PROMPT]
         params = SamplingParams(
-            max_tokens=rng.randint(1, MOST_TOKENS), seed=rng.randrange(4), stop_token_ids=(rng.randrange(vocab),)
+            max_tokens=rng.randint(1, MOST_TOKENS),
+            seed=rng.randrange(4),
+            stop_token_ids=(rng.randrange(vocab),),
+            logprobs=0 if sum(prompt) % 2 else None,
+            prompt_logprobs=0 if sum(prompt) % 3 else None,
         )
         choice = SpeculationChoice(
             policy=rng.choice(self.plan.settings.allowed_policies), num_speculative_tokens=rng.choice((None, 1, 2, 4))
@@ -219,4 +235,6 @@ class World:
         if output.start != len(stream.tokens):
             raise Violation(f"{output.key}: output at {output.start}, has {len(stream.tokens)}")
         stream.tokens += output.tokens
+        stream.logprobs += output.logprobs
+        stream.prompt_logprobs += output.prompt_logprobs
         stream.finished = output.finish_reason

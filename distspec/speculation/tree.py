@@ -15,6 +15,7 @@ from itertools import islice
 from msgspec import Struct
 
 from distspec.protocol.odds import share
+from distspec.protocol.values import TokenLogprobs
 
 UNKNOWN = 0.5
 """How likely a node is taken to be where nobody has an opinion; each further rank halves it."""
@@ -23,7 +24,8 @@ UNKNOWN = 0.5
 class TreeNode(Struct):
     """A token below the root. rank: among its siblings as drafted, 0 the best guess. score: log-probability given its
     parent as the drafter sees it, None without an opinion. outcome: what the target draws after its path, None until
-    a verdict came. level: its place in the text, counted from the first root. children: ids by token, by rank."""
+    a verdict came; logprobs: of that, if it said them. level: its place in the text, counted from the first root.
+    children: ids by token, by rank."""
 
     token: int
     parent: int
@@ -31,13 +33,14 @@ class TreeNode(Struct):
     rank: int = 0
     score: float | None = None
     outcome: int | None = None
+    logprobs: TokenLogprobs | None = None
     children: dict[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One token that the walk committed. root: the root whose outcome it was. node: the drafted node that carried
-    it, or None for a fresh root.
+    it, or None for a fresh root. logprobs: of the token, if the verdict said them.
 
     died: nodes that can no longer be committed, children after their parents.
     """
@@ -46,6 +49,7 @@ class Step:
     root: int
     node: int | None
     died: tuple[int, ...]
+    logprobs: TokenLogprobs | None = None
 
 
 class Tree:
@@ -110,12 +114,12 @@ class Tree:
         self._widen(levels)
         return ids
 
-    def judge(self, node: int, outcome: int) -> bool:
+    def judge(self, node: int, outcome: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Record a verdict. The first one is law; one for a node that is gone says nothing."""
         known = self.nodes.get(node)
         if known is None or known.outcome is not None:
             return False
-        known.outcome = outcome
+        known.outcome, known.logprobs = outcome, logprobs
         return True
 
     def step(self) -> Step | None:
@@ -133,7 +137,7 @@ class Tree:
             self.root = heir
             self.nodes[heir].parent = -1
             self._widths.popleft()
-        return Step(token=root.outcome, root=id, node=heir, died=died)
+        return Step(token=root.outcome, root=id, node=heir, died=died, logprobs=root.logprobs)
 
     def reset(self) -> None:
         """Void everything: a fresh root for the same committed token."""
