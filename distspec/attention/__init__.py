@@ -7,12 +7,12 @@ from importlib.machinery import PathFinder
 
 import torch
 
-from distspec.attention.base import AttentionBackend, Bucket, Span, StaticPlans
+from distspec.attention.base import AttentionBackend, Bucket, DevicePlans, Places, Span, StaticPlans
 from distspec.attention.flash import FlashBackend, missing_for_flash
 from distspec.attention.sdpa import SdpaBackend
 from distspec.errors import InvalidValue
 
-__all__ = ["BACKENDS", "AttentionBackend", "Bucket", "Span", "StaticPlans", "choose"]
+__all__ = ["BACKENDS", "AttentionBackend", "Bucket", "DevicePlans", "Places", "Span", "StaticPlans", "choose"]
 
 
 def _sdpa() -> type[AttentionBackend]:

@@ -61,6 +61,33 @@ class AttentionBackend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where chains of rows lie that only the device knows the positions of. tables: int64 [sequences + 1, pages], page
+    numbers; the last row is nobody's. rows: int64 [n], of `tables`, one for each chain; first: int64 [n], the position
+    where it begins. Chains of the last row of `tables`, and positions below 0, only pad: they write to the pool's spare
+    location, and what they read is of no use."""
+
+    tables: Tensor
+    rows: Tensor
+    first: Tensor
+
+
+@runtime_checkable
+class DevicePlans(Protocol):
+    """What a backend offers beside if it can plan without the host knowing any length: in rounds that follow each other
+    before their results are read. Chains are committed rows: each sees the positions up to its own.
+    """
+
+    def chains(self, places: Places, count: int) -> Any:
+        """A plan of `count` rows at consecutive positions for each place, chain after chain."""
+        ...
+
+    def steps(self, places: Places, count: int) -> Sequence[Any]:
+        """Plans of `count` steps of one row for each place, at its first position and then one further each time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """Sizes of steps that share a captured forward. rows: of the step, padded; words: of the mask of a row; kind: what
     else the backend tells calls apart by."""

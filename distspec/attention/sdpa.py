@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distspec.attention.base import Span
+from distspec.attention.base import Places, Span
 from distspec.attention.parts import two_parts
 from distspec.kv.pool import KVPool
 
@@ -71,7 +71,8 @@ class Plan:
 
 
 class SdpaBackend:
-    """See AttentionBackend. apart: fewest keys that make a part of their own; None: what is fastest here."""
+    """See AttentionBackend, and on a CPU DevicePlans, where reading a length from the device costs nothing; on a GPU
+    that would wait. apart: fewest keys that make a part of their own; None: what is fastest here."""
 
     def __init__(self, pool: KVPool, page_size: int, num_heads: int, apart: int | None = None) -> None:
         self._pool = pool
@@ -99,6 +100,21 @@ class SdpaBackend:
             calls=tuple(calls),
             back=None if back == list(range(len(order))) else self._tensor(back),
         )
+
+    def chains(self, places: Places, count: int) -> Plan:
+        tables, size, spare = places.tables.tolist(), self._page_size, self._pool.spare
+        spans = []
+        for row, first in zip(places.rows.tolist(), places.first.tolist(), strict=True):
+            pages, pads = tables[row], row == len(tables) - 1
+            first = 0 if pads else first
+            write = [
+                spare if pads or at < 0 else pages[at // size] * size + at % size for at in range(first, first + count)
+            ]
+            spans.append(Span(pages, first + count, count, (), write))
+        return self.plan(spans)
+
+    def steps(self, places: Places, count: int) -> list[Plan]:
+        return [self.chains(replace(places, first=places.first + step), 1) for step in range(count)]
 
     def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
         keys, values = self._pool.layers[layer]

@@ -2,5 +2,6 @@
 
 from distspec.engine.batch import Guesses, Outcome, Segment
 from distspec.engine.engine import Engine
+from distspec.engine.rolling import Flight, Rolling
 
-__all__ = ["Engine", "Guesses", "Outcome", "Segment"]
+__all__ = ["Engine", "Flight", "Guesses", "Outcome", "Rolling", "Segment"]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from distspec import config
-from distspec.attention import StaticPlans, choose
+from distspec.attention import DevicePlans, StaticPlans, choose
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.graphs import Graphs, Sizes
 from distspec.engine.sizing import pages_that_fit
@@ -125,6 +125,9 @@ class Engine:
 
     def sequence(self, slot: int) -> Sequence:
         return self._open[slot].sequence
+
+    def params(self, slot: int) -> SamplingParams:
+        return self._open[slot].params
 
     def reserve(self, slot: int, positions: int) -> None:
         """Hold pages for so many more tokens and nodes. Raises OutOfPages; nothing is changed then."""
@@ -243,6 +246,20 @@ class Engine:
 
     def _logits(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
         return self.model.logits(self._hidden(tokens, positions, plan))
+
+    # -- forwards that others plan ------------------------------------------------------------------
+
+    @property
+    def plans(self) -> DevicePlans | None:
+        """How rounds plan whose lengths only the device knows; None if the attention backend cannot."""
+        return self._attention if isinstance(self._attention, DevicePlans) else None
+
+    def forward(self, tokens: Tensor, positions: Tensor, plan: Any, every: int = 1) -> Tensor:
+        """Logits after the last of each `every` rows, float32 [rows / every, vocab]; writes KV and features.
+
+        tokens, positions: int64 [rows]. plan: of `plans`. Books are whoever's who planned; waits for nothing.
+        """
+        return self.model.logits(self._hidden(tokens, positions, plan)[every - 1 :: every])
 
     # -- what is kept of positions, out and in ---------------------------------------------------
 

@@ -1,0 +1,97 @@
+"""Books around distspec.engine.Rolling, as short as they can be, and the tokens that plain steps give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distspec.engine import Engine, Flight, Rolling, Segment
+from distspec.protocol.values import SamplingParams
+
+
+def plain(engine: Engine, prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
+    """`count` tokens after the prompt, one step each."""
+    slot = engine.open((), params, use_cache=False)
+    engine.reserve(slot, len(prompt) + count)
+    found, segment = [], Segment(slot, tuple(prompt))
+    while len(found) < count:
+        root = engine.step([segment])[0].root
+        assert root is not None
+        found.append(root)
+        segment = Segment(slot, (root,))
+    engine.close(slot, keep=False)
+    return found
+
+
+@dataclass
+class Text:
+    """slot, draft: of the engines; tokens: all that is known, the root last."""
+
+    slot: int
+    draft: int | None
+    tokens: list[int]
+    prompt: int
+
+
+@dataclass
+class Books:
+    """Texts that roll. flights: launched and not read, the oldest first."""
+
+    target: Engine
+    drafter: Engine | None
+    rolling: Rolling
+    texts: dict[int, Text] = field(default_factory=dict)
+    flights: list[Flight] = field(default_factory=list)
+
+    def enter(self, prompt: Sequence[int], params: SamplingParams, root: int | None = None) -> Text:
+        """root None: the token that a step gives."""
+        slot = self._filled(self.target, prompt, params)
+        draft = self._filled(self.drafter, prompt, params) if self.drafter is not None else None
+        if root is None:
+            self.target.sequence(slot).retract(1)
+            root = self.target.step([Segment(slot, (prompt[-1],))])[0].root
+            assert root is not None
+        text = Text(slot, draft, [*prompt, root], len(prompt))
+        self.texts[slot] = text
+        self.rolling.enter(slot, root, draft)
+        return text
+
+    def _filled(self, engine: Engine, prompt: Sequence[int], params: SamplingParams) -> int:
+        slot = engine.open((), params, use_cache=False)
+        engine.reserve(slot, len(prompt))
+        engine.step([Segment(slot, tuple(prompt), want=False)])
+        return slot
+
+    def launch(self, slots: Sequence[int], steps: int) -> None:
+        for slot in slots:
+            self._reserve(self.target, slot, slot, steps)
+            draft = self.texts[slot].draft
+            if self.drafter is not None and draft is not None:
+                self._reserve(self.drafter, draft, slot, steps)
+        self.flights.append(self.rolling.launch(slots, steps))
+
+    def _reserve(self, engine: Engine, own: int, slot: int, steps: int) -> None:
+        engine.reserve(own, self.rolling.reach(slot, steps) - engine.sequence(own).length)
+
+    def read(self) -> None:
+        """The oldest flight, into the books of those that are still here."""
+        flight = self.flights.pop(0)
+        for slot, tokens in zip(flight.slots, flight.read(), strict=True):
+            if slot in self.texts:
+                text = self.texts[slot]
+                text.tokens += tokens
+                self.target.sequence(slot).append(text.tokens[self.target.sequence(slot).length : -1])
+                if self.drafter is not None and text.draft is not None:
+                    own = self.drafter.sequence(text.draft)
+                    own.append(text.tokens[own.length : -2])
+
+    def leave(self, text: Text) -> list[int]:
+        """What followed the prompt. Reads all that is in flight first."""
+        while self.flights:
+            self.read()
+        del self.texts[text.slot]
+        self.rolling.leave(text.slot)
+        self.target.close(text.slot, keep=False)
+        if self.drafter is not None and text.draft is not None:
+            self.drafter.close(text.draft, keep=False)
+        return text.tokens[text.prompt :]
