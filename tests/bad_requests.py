@@ -33,7 +33,12 @@ def chat(name: str, field: str, **fields: Any) -> Bad:
 
 
 def bad_requests(vocab_size: int, max_model_len: int) -> list[Bad]:
-    return [*_prompts(vocab_size, max_model_len), *_fields(max_model_len), *_messages(max_model_len), *_http()]
+    return [
+        *_prompts(vocab_size, max_model_len),
+        *_fields(vocab_size, max_model_len),
+        *_messages(max_model_len),
+        *_http(),
+    ]
 
 
 def _prompts(vocab_size: int, max_model_len: int) -> list[Bad]:
@@ -63,46 +68,79 @@ def _prompts(vocab_size: int, max_model_len: int) -> list[Bad]:
     ]
 
 
-def _fields(max_model_len: int) -> list[Bad]:
-    ranges: dict[str, list[Any]] = {
+def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]]:
+    """Of the fields that both endpoints have: name, a value that is refused in any request, field that is named."""
+    many = ["a"] * 5
+    values: dict[str, list[Any]] = {
         "temperature": [-0.1, 2.5, "1", True, [1], float("nan"), float("inf")],
         "top_p": [0, -1, 1.01, "x", float("nan")],
         "min_p": [-0.5, 2, float("nan")],
         "top_k": [-2, 1.5, "5", 10**30],
+        "presence_penalty": [-2.1, 2.1, "1", float("nan"), float("-inf")],
+        "frequency_penalty": [-3, 2.01, [1], float("nan")],
+        "repetition_penalty": [0, -1, "1", float("nan"), float("inf"), 1e30, 1e-30],
+        "logit_bias": [5, [5], *({key: 1} for key in ("a", "-1", "1.5", "05", "٣", "9" * 50, str(vocab_size)))],
+        "allowed_token_ids": [[], 5, [1] * 1025],
+        "bad_words": [["a"] * 129, "a", ["xyzzy " * 150] * 3],
         "seed": ["1", 1.5, 2**63, -(2**70)],
         "n": [0, -1, 1000, 1.5, "2"],
         "max_tokens": [0, -5, 1.5, "10", max_model_len, 10**20],
-        "stop": [5, "", [""], ["a", 3], ["a"] * 5, "a" * 2000, "\udc00"],
-        "stop_token_ids": [[-1], ["a"], [10**9], 5],
+        "min_tokens": [-1, 1.5, "1", max_model_len, 10**20],
+        "truncate_prompt_tokens": [0, -2, 1.5, "5", max_model_len + 1],
+        "stop": [5, "", many, "a" * 2000, "\udc00"],
+        "stop_token_ids": [5, [1] * 257],
+        "include_stop_str_in_output": ["yes", 1],
         "ignore_eos": ["yes", 1],
+        "prompt_logprobs": [-1, 21, 1.5, True, "5"],
+        "echo": [1, "true"],
+        "return_token_ids": [1, "true"],
         "stream": ["true", 1],
-        "stream_options": [True, {"include_usage": True}],
-        "speculation": ["dsi", {"policies": "ar"}],
-        "speculation.policy": [{"policy": "warp"}, {"policy": 5}],
-        "speculation.num_speculative_tokens": [{"num_speculative_tokens": n} for n in (0, -1, 10**6, "3")],
+        "stream_options": [True, 5],
+        "speculation": ["dsi"],
         "model": [5],
     }
+    values["logit_bias"] += [{"5": value} for value in (101, -100.5, "1", None, float("nan"))]
+    values["logit_bias"].append({str(i): 1 for i in range(1025)})
+    found = [(name, value, name) for name, bad in values.items() for value in bad]
+    found += [("stop", [""], "stop[0]"), ("stop", ["a", 3], "stop[1]"), ("stop", ["a", "\udc00"], "stop[1]")]
+    found += [
+        ("bad_words", [1], "bad_words[0]"),
+        ("bad_words", ["a", ""], "bad_words[1]"),
+        ("bad_words", ["\udc00"], "bad_words[0]"),
+    ]
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        found += [(name, [1, wrong], f"{name}[1]") for wrong in (-1, "a", vocab_size, 10**30, True)]
+    found += [("speculation", {"policies": "ar"}, "speculation.policies")]
+    found += [("speculation", {"policy": wrong}, "speculation.policy") for wrong in ("warp", 5)]
+    depth = "num_speculative_tokens"
+    found += [("speculation", {depth: wrong}, f"speculation.{depth}") for wrong in (0, -1, 10**6, "3")]
+    unsupported = {"response_format": {"type": "json_object"}, "tools": [{"type": "function"}], "suffix": "end"}
+    return found + [(name, value, name) for name, value in unsupported.items()]
+
+
+def _fields(vocab_size: int, max_model_len: int) -> list[Bad]:
     found = []
-    for path, values in ranges.items():
-        for value in values:
-            name = path.partition(".")[0]
-            field = "speculation.policies" if value == {"policies": "ar"} else path
-            if path in ("stop", "stop_token_ids") and isinstance(value, list):
-                wrong = {"3": "[1]"}.get(str(value[-1]), "[0]")
-                field = path if len(value) > 4 else path + wrong
-            found.append(completion(f"{path}={str(value)[:20]}", field, **{name: value}))
-    unsupported: dict[str, Any] = {
-        "top_logprobs": 3,
-        "response_format": {"type": "json_object"},
-        "tools": [{"type": "function"}],
-        "suffix": "end",
-        "best_of": 3,
-    }
-    found += [completion(f"unsupported {name}", name, **{name: value}) for name, value in unsupported.items()]
-    found.append(completion("unknown field", "max_token", max_token=5))
-    found.append(completion("usage without stream", "stream_options", stream=False, stream_options={}))
-    found.append(Bad("unknown model", "model", OK | {"model": "gpt-9"}, status=404))
-    return found
+    for name, value, field in bad_values(vocab_size, max_model_len):
+        described = f"{name}={str(value)[:20]}"
+        found += [completion(described, field, **{name: value}), chat(f"{described}, chat", field, **{name: value})]
+    found += [completion(f"logprobs={value}", "logprobs", logprobs=value) for value in (-1, 21, 1.5, True, "5")]
+    found += [chat(f"logprobs={value}, chat", "logprobs", logprobs=value) for value in (3, "true")]
+    for value in (-1, 21, 1.5, "3"):
+        found.append(chat(f"top_logprobs={value}", "top_logprobs", logprobs=True, top_logprobs=value))
+    return [
+        *found,
+        completion("top_logprobs in a completion", "top_logprobs", top_logprobs=3),
+        completion("best_of", "best_of", best_of=3),
+        completion("unknown field", "max_token", max_token=5),
+        completion("usage without stream", "stream_options", stream=False, stream_options={}),
+        completion("logprobs of a streamed prompt", "prompt_logprobs", stream=True, prompt_logprobs=1),
+        completion("min_tokens over max_tokens", "min_tokens", max_tokens=5, min_tokens=6),
+        completion("min_tokens over the room", "min_tokens", max_tokens=None, min_tokens=max_model_len - 1),
+        completion(
+            "only a stop is allowed", "allowed_token_ids", allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1
+        ),
+        Bad("unknown model", "model", OK | {"model": "gpt-9"}, status=404),
+    ]
 
 
 def _messages(max_model_len: int) -> list[Bad]:
@@ -128,10 +166,9 @@ def _messages(max_model_len: int) -> list[Bad]:
         chat("too long", "messages", messages=said("a 7 " * max_model_len)),
         chat("two limits", "max_tokens", max_completion_tokens=2),
         chat("limit", "max_completion_tokens", max_tokens=None, max_completion_tokens=0),
-        chat("logprobs as in completions", "logprobs", logprobs=3),
+        chat("min_tokens over the limit", "min_tokens", max_tokens=None, max_completion_tokens=5, min_tokens=6),
         chat("top_logprobs alone", "top_logprobs", top_logprobs=3),
         chat("top_logprobs without logprobs", "top_logprobs", top_logprobs=3, logprobs=False),
-        chat("too many top_logprobs", "top_logprobs", top_logprobs=21, logprobs=True),
         chat("prompt in a chat", "prompt", prompt="hi"),
     ]
 

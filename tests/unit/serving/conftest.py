@@ -83,7 +83,7 @@ def client(text: Text) -> TableClient:
     return TableClient(vocab_size=300)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def limits() -> Limits:
     return Limits(
         model="tiny",

@@ -114,6 +114,16 @@ def test_stops_that_overlap_themselves_are_found() -> None:
             assert (given_out, stopped) == reference_cut(whole, [stop]), (whole, stop)
 
 
+def test_a_stop_that_does_not_count_yet_may_begin_one_that_does() -> None:
+    """All texts of two letters six long, a letter a token, against all stops up to four long, from each token on."""
+    words = [["".join(letters) for letters in product("ab", repeat=size)] for size in range(7)]
+    for stop, whole, least in product(chain(*words[1:5]), words[6], range(7)):
+        finder = StopFinder([stop])
+        ends = [finder.push(char, armed=count > least)[1] for count, char in enumerate(whole, 1)]
+        want = [count > least and whole[:count].endswith(stop) for count in range(1, 7)]
+        assert ends[: want.index(True) + 1 if any(want) else 6] == want[: want.index(True) + 1 if any(want) else 6]
+
+
 def reference_end(pieces: Sequence[str], stops: Sequence[str], least: int, include: bool) -> tuple[str, int, bool]:
     """Text and tokens up to the first stop that a token after the first `least` completes. pieces: of each token."""
     whole = ""
