@@ -38,12 +38,14 @@ class DraftRow:
 class Proposal:
     """A tree below the end of a text: parents[i] < i, or ROOT (-1), siblings by rank. May be empty.
 
-    scores[i]: log-probability of node i given its parent; empty: no opinion.
+    scores[i]: log-probability of node i given its parent; empty: no opinion. laws[i]: what node i was drawn from, see
+    sampling.rejection; empty where nodes are not drawn so.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     scores: tuple[float, ...] = ()
+    laws: tuple[Tensor, ...] = ()
 
     @staticmethod
     def chain(tokens: Iterable[int]) -> Proposal:

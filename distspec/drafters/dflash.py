@@ -16,9 +16,9 @@ import torch
 
 from distspec import config
 from distspec.attention import Span
-from distspec.drafters.eagle import ranked
 from distspec.drafters.features import FeatureDrafter, Text
 from distspec.engine import Guesses
+from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.models.dflash import Dflash
 from distspec.protocol.values import ROOT, Node
 
@@ -29,8 +29,16 @@ class DflashDrafter(FeatureDrafter):
     options.max_num_batched_tokens bounds a forward, but for a single block.
     """
 
-    def __init__(self, model: Dflash, options: config.Engine, *, max_model_len: int, device: torch.device) -> None:
-        super().__init__(model, options, kept=1, max_model_len=max_model_len, device=device)
+    def __init__(
+        self,
+        model: Dflash,
+        options: config.Engine,
+        *,
+        max_model_len: int,
+        device: torch.device,
+        acceptance: Acceptance = COUPLED,
+    ) -> None:
+        super().__init__(model, options, kept=1, max_model_len=max_model_len, device=device, acceptance=acceptance)
         self._model = model
 
     def _extend_context(self, text: Text) -> None:
@@ -77,8 +85,8 @@ class DflashDrafter(FeatureDrafter):
             writes = self.locations(sequence, indices)
             spans.append(Span(sequence.pages, sequence.length, 0, (indices,) * count, writes))  # each row sees all
         hidden = self._model.forward(self.integers(tokens), self.integers(positions), self.attend(spans))
-        params = [text.params for text, span in zip(texts, spans, strict=True) for _ in range(span.rows)]
-        guesses = iter(ranked(self._model.logits(hidden), params, positions, max(text.shape.topk for text in texts)))
+        of = [text for text, span in zip(texts, spans, strict=True) for _ in range(span.rows)]
+        guesses = iter(self.guesses(self._model.logits(hidden), of, positions))
         for text, span in zip(texts, spans, strict=True):
             block = [next(guesses) for _ in range(span.rows)]
             _plant(text, block[1:])  # the first row is the last token's
@@ -91,7 +99,7 @@ def _plant(text: Text, block: Sequence[Guesses]) -> None:
     text.tree.clear()
     node, stop = ROOT, text.params.stop_token_ids
     for guesses in block[: text.shape.depth]:
-        children = text.tree.expand(node, guesses, text.shape, stop)
+        children = text.tree.expand(node, guesses.ranked, text.shape, stop, guesses.law)
         if not children or text.tree.token(children[0]) in stop:
             break
         node = children[0]

@@ -10,7 +10,6 @@ below them stays as it is. Guesses are ranked with the noise that the target wil
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,9 +20,9 @@ from distspec import config
 from distspec.attention import Span
 from distspec.drafters.features import FeatureDrafter, Text
 from distspec.engine import Guesses, Outcome
+from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.models import FeatureModel
-from distspec.protocol.values import ROOT, Node, SamplingParams
-from distspec.sampling import SamplingRows, best
+from distspec.protocol.values import ROOT, Node
 
 _ENTERED, _LEFT = 0, 1
 """What is kept of a row: the feature that entered, and the hidden state that left, the feature of the rows below."""
@@ -47,14 +46,14 @@ class _Piece:
 @dataclass(slots=True)
 class _Batch:
     """The rows of a step. sources: entries of `vectors` that rows are fed with; writes: their locations; wanted: rows
-    that are guessed after, with the parameters and absolute positions of the tokens to be drawn."""
+    that are guessed after, with their texts and the absolute positions of the tokens to be drawn."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
-    params: list[SamplingParams] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
@@ -75,7 +74,7 @@ class _Batch:
         self.positions += [*committed, *(sequence.position(node.id) for node in nodes)]
         self.writes += writes
         self.wanted += wanted
-        self.params += [text.params] * len(wanted)
+        self.texts += [text] * len(wanted)
         self.draws += [self.positions[row] + 2 for row in wanted]  # a row stands one position before its token
         length = sequence.length if nodes else piece.stop
         self.spans.append(Span(sequence.pages, length, len(committed), tuple(seen), writes))
@@ -94,8 +93,9 @@ class EagleDrafter(FeatureDrafter):
         *,
         max_model_len: int,
         device: torch.device,
+        acceptance: Acceptance = COUPLED,
     ) -> None:
-        super().__init__(model, options, kept=2, max_model_len=max_model_len, device=device)
+        super().__init__(model, options, kept=2, max_model_len=max_model_len, device=device, acceptance=acceptance)
         self._model = model
 
     def _grow(self, texts: Sequence[Text]) -> None:
@@ -139,25 +139,17 @@ class EagleDrafter(FeatureDrafter):
         positions, attend = self.integers(batch.positions), self.attend(batch.spans)
         hidden = self._model.forward(self.integers(batch.tokens), fed, positions, attend)
         vectors.index_copy_(0, self.integers([2 * location + _LEFT for location in batch.writes]), hidden)
-        most = max(piece.text.shape.topk for piece in pieces)
-        guesses = iter(self._guesses(hidden, batch, most))
+        guesses = iter(self._guesses(hidden, batch))
         return [
             Outcome(root=next(guesses) if piece.want else None, nodes=[next(guesses) for _ in piece.nodes])
             for piece in pieces
         ]
 
-    def _guesses(self, hidden: Tensor, batch: _Batch, most: int) -> list[Guesses]:
+    def _guesses(self, hidden: Tensor, batch: _Batch) -> list[Guesses]:
         if not batch.wanted:
             return []
         logits = self._model.logits(hidden.index_select(0, self.integers(batch.wanted)))
-        return ranked(logits, batch.params, batch.draws, most)
-
-
-def ranked(logits: Tensor, params: Sequence[SamplingParams], draws: Sequence[int], most: int) -> list[Guesses]:
-    """The `most` best tokens after each row, fewer where the model knows fewer; see sampling.best."""
-    tokens, scores = best(logits, SamplingRows.of(params, draws, logits.device), min(most, logits.shape[1]))
-    rows = zip(tokens.tolist(), scores.tolist(), strict=True)
-    return [tuple(guess for guess in zip(*row, strict=True) if guess[1] > -math.inf) for row in rows]
+        return self.guesses(logits, batch.texts, batch.draws)
 
 
 def _absorb(piece: _Piece, outcome: Outcome[Guesses]) -> None:
@@ -169,5 +161,5 @@ def _absorb(piece: _Piece, outcome: Outcome[Guesses]) -> None:
     if outcome.root is not None:
         found[ROOT] = outcome.root
     for node, guesses in found.items():
-        text.tree.expand(node, guesses, text.shape, text.params.stop_token_ids)
+        text.tree.expand(node, guesses.ranked, text.shape, text.params.stop_token_ids, guesses.law)
     text.steps -= bool(found)

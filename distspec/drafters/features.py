@@ -21,6 +21,8 @@ from distspec import config
 from distspec.attention import Span, choose
 from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
 from distspec.drafters.sprout import Sprout
+from distspec.engine import Guesses
+from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.sizing import pages_that_fit
 from distspec.errors import InvalidValue, OutOfPages
 from distspec.kv import sequence as kv
@@ -29,6 +31,7 @@ from distspec.kv.pool import KVPool
 from distspec.models.base import Paged
 from distspec.models.config import ModelConfig
 from distspec.protocol.values import SamplingParams, Shape
+from distspec.sampling import SamplingRows
 
 
 class Enters(Protocol):
@@ -70,12 +73,19 @@ class FeatureDrafter(ABC):
     """
 
     def __init__(
-        self, model: Enters, options: config.Engine, *, kept: int, max_model_len: int, device: torch.device
+        self,
+        model: Enters,
+        options: config.Engine,
+        *,
+        kept: int,
+        max_model_len: int,
+        device: torch.device,
+        acceptance: Acceptance = COUPLED,
     ) -> None:
         """kept: vectors of the model's hidden size that are kept of each row beside its KV; the first is what entered.
 
-        max_model_len: of the target; texts longer than the pool holds get no drafts. Raises InvalidValue if it holds
-        none.
+        max_model_len: of the target; texts longer than the pool holds get no drafts. acceptance: the target's. Raises
+        InvalidValue if the pool holds none.
         """
         shape = model.config
         self.taps = model.taps
@@ -83,6 +93,7 @@ class FeatureDrafter(ABC):
         self.budget = options.max_num_batched_tokens
         self.room = options.max_scratch_nodes
         self._enters = model
+        self._acceptance = acceptance
         self._kept = kept
         pages = pages_that_fit(shape, options, max_model_len, model.dtype, device, kept * shape.hidden_size)
         if options.tokens_in(pages) < 1:
@@ -143,6 +154,15 @@ class FeatureDrafter(ABC):
             return True
         self._put_away(text)
         return False
+
+    def guesses(self, logits: Tensor, texts: Sequence[Text], draws: Sequence[int]) -> list[Guesses]:
+        """What may follow each row, in as many guesses as the widest of the shapes asks for.
+
+        logits: float32 [rows, vocab]. texts: of each row. draws: absolute position of the token that follows it.
+        """
+        rows = SamplingRows.of([text.params for text in texts], draws, self.device)
+        most = max(text.shape.topk for text in texts)
+        return self._acceptance.guess(logits, rows, (len(text.tokens) for text in texts), most)
 
     def locations(self, sequence: kv.Sequence, indices: Iterable[int]) -> list[int]:
         return [sequence.location(index) for index in indices]

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from torch import Tensor
+
 from distspec.drafters.base import Proposal
 from distspec.protocol.odds import share
 from distspec.protocol.values import ROOT, Shape
@@ -17,14 +19,16 @@ from distspec.protocol.values import ROOT, Shape
 
 @dataclass(slots=True)
 class _Node:
-    """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token.
-    depth: levels below the end of the text; value: log of how likely the path is; both as of the last ranking."""
+    """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token. law:
+    what it was drawn from, if it was. depth: levels below the end of the text; value: log of how likely the path is;
+    both as of the last ranking."""
 
     token: int
     parent: int
     rank: int
     score: float
     ends: bool
+    law: Tensor | None = None
     children: list[int] = field(default_factory=list)
     expanded: bool = False
     depth: int = 0
@@ -115,16 +119,21 @@ class Sprout:
         return best
 
     def expand(
-        self, id: int, guesses: Iterable[tuple[int, float]], shape: Shape, stop: Collection[int] = ()
+        self,
+        id: int,
+        guesses: Iterable[tuple[int, float]],
+        shape: Shape,
+        stop: Collection[int] = (),
+        law: Tensor | None = None,
     ) -> list[int]:
         """Give a node its children: (token, log-probability) pairs, distinct, best first; cut to shape.topk and to the
-        room that is left. Returns their ids."""
+        room that is left. law: of the only one. Returns their ids."""
         node = self._nodes[id]
         node.expanded = True
         most = max(0, min(shape.topk, shape.nodes - len(self)))
         for rank, (token, score) in enumerate(list(guesses)[:most]):
             child, self._next = self._next, self._next + 1
-            self._nodes[child] = _Node(token, id, rank, score, ends=token in stop)
+            self._nodes[child] = _Node(token, id, rank, score, ends=token in stop, law=law)
             node.children.append(child)
             if self._odds is not None:
                 self._place(child, self._odds)
@@ -134,10 +143,12 @@ class Sprout:
         """The whole tree."""
         index = {id: i for i, id in enumerate(self)}
         nodes = [self._nodes[id] for id in index]
+        laws = tuple(node.law for node in nodes if node.law is not None)
         return Proposal(
             tokens=tuple(node.token for node in nodes),
             parents=tuple(index.get(node.parent, ROOT) for node in nodes),
             scores=tuple(node.score for node in nodes),
+            laws=laws if len(laws) == len(nodes) else (),
         )
 
     def _rank(self, odds: Sequence[float]) -> None:

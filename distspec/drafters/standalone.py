@@ -192,5 +192,5 @@ class StandaloneDrafter:
         if outcome.root is not None:
             found[ROOT] = outcome.root
         for node, guesses in found.items():
-            text.tree.expand(node, guesses, text.shape, text.params.stop_token_ids)
+            text.tree.expand(node, guesses.ranked, text.shape, text.params.stop_token_ids, guesses.law)
         text.steps -= bool(found)

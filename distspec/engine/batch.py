@@ -1,6 +1,6 @@
 """One step of the engine as values: what is asked for, and the rows it becomes.
 
-Knows segments, sequences and rows. Does not know models, tensors or how attention is computed.
+Knows segments, sequences and rows. Does not know models, what tensors hold, or how attention is computed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from torch import Tensor
 
 from distspec.attention import Span
 from distspec.kv.sequence import Sequence
@@ -21,7 +23,8 @@ class Segment:
 
     want False: nobody needs the outcome after the last of `tokens` (a prefill chunk that is not the last). bet: a
     guess of what follows `tokens`, committed with them as if it were right, so that it costs no more than a token;
-    whoever asks takes it back (Sequence.retract) where the outcome before it is another. Comes without nodes.
+    whoever asks takes it back (Sequence.retract) where the outcome before it is another. Comes without nodes. laws: of
+    each node, or of the bet, what it was drawn from, see sampling.rejection; empty where drafts are not drawn so.
     """
 
     slot: int
@@ -29,6 +32,7 @@ class Segment:
     nodes: tuple[Node, ...] = ()
     want: bool = True
     bet: int | None = None
+    laws: tuple[Tensor, ...] = ()
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -39,9 +43,20 @@ class Segment:
     def rows(self) -> int:
         return len(self.tokens) + len(self.nodes) + (self.bet is not None)
 
+    @property
+    def wanted(self) -> int:
+        """Rows whose outcome somebody needs."""
+        return bool(self.tokens and self.want) + len(self.nodes) + (self.bet is not None)
 
-Guesses = tuple[tuple[int, float], ...]
-"""(token, log-probability) pairs, the best first."""
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """What may follow a row. ranked: (token, log-probability) pairs, the best first. law: what the only one was drawn
+    from, see sampling.rejection; None where guesses are not drawn so."""
+
+    ranked: tuple[tuple[int, float], ...]
+    law: Tensor | None = None
+
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ the same operation here: a segment of tokens and nodes.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import DevicePlans, StaticPlans, choose
+from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.graphs import Graphs, Sizes
 from distspec.engine.sizing import pages_that_fit
@@ -32,7 +32,7 @@ from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model, Paged, Taps
 from distspec.protocol.values import ROOT, Node, SamplingParams
-from distspec.sampling import Editor, SamplingRows, best, draw
+from distspec.sampling import Editor, SamplingRows
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class Engine:
 
     capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
     slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any. taps:
-    where in the model features are read, see models.Taps; what they are for, it does not know.
+    where in the model features are read, see models.Taps; what they are for, it does not know. acceptance: how it
+    guesses, as a drafter's, and judges, as the target's.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine:
         device: torch.device,
         max_model_len: int | None = None,
         taps: Seq[int] = (),
+        acceptance: Acceptance = COUPLED,
     ) -> None:
         """max_model_len None: the model's own, or what the pool holds beside scratch nodes if that is less.
 
@@ -102,6 +104,7 @@ class Engine:
         backend, reason = choose(options.attention_backend, device, model.dtype)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
         self._editor = Editor(shape.vocab_size, device)
+        self._acceptance = acceptance
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))
         heapify(self._free)
@@ -160,20 +163,17 @@ class Engine:
         are not there, ValueError for missing room or a length over max_model_len; nothing is changed then.
         """
         found = self._run(segments)
-        drawn: list[int] = draw(*found).tolist() if found else []
+        drawn: list[int] = self._acceptance.judge(*found, segments).tolist() if found else []
         return Batch.outcomes(segments, drawn)
 
     @torch.inference_mode()
     def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
-        """As `step`, but for a drafter: the `most` best tokens after each row, the first of which `step` would draw;
-        fewer where no more can follow."""
+        """As `step`, but for a drafter: at most `most` guesses after each row, as its acceptance makes them."""
         found = self._run(segments)
         if not found:
             return Batch.outcomes(segments, [])
-        tokens, scores = best(*found, min(most, self.model.config.vocab_size))
-        rows = zip(tokens.tolist(), scores.tolist(), strict=True)
-        guesses = [tuple(guess for guess in zip(*row, strict=True) if guess[1] > -math.inf) for row in rows]
-        return Batch.outcomes(segments, guesses)
+        lengths = (self.sequence(segment.slot).length for segment in segments for _ in range(segment.wanted))
+        return Batch.outcomes(segments, self._acceptance.guess(*found, lengths, most))
 
     def _run(self, segments: Seq[Segment]) -> tuple[Tensor, SamplingRows] | None:
         """Book the segments and run the model: logits of the wanted rows and how they are to be drawn; None if

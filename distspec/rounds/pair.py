@@ -27,13 +27,16 @@ class Pair(Round):
 
     def hang(self, proposal: Proposal, most: int, shape: Shape) -> None:
         self.bet = proposal.tokens[0] if proposal.tokens else None
+        self.laws = proposal.laws[:1]
 
     def undraft(self) -> bool:
         had, self.bet = self.bet is not None, None
         return had
 
     def segment(self, slot: int, rows: int) -> Segment:
-        return Segment(slot, (self.tokens[0],), bet=self.bet if rows > 1 else None)
+        if self.bet is None or rows < 2:
+            return Segment(slot, (self.tokens[0],))
+        return Segment(slot, (self.tokens[0],), bet=self.bet, laws=self.laws)
 
     def absorb(self, segment: Segment, outcome: Outcome[int], began_s: float, step: tuple[int, float]) -> None:
         assert outcome.root is not None

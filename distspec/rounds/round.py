@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from distspec.drafters.base import Proposal
 from distspec.drafters.sprout import worth
-from distspec.engine import Engine
+from distspec.engine import Engine, Segment
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, finish_reason
 from distspec.rounds.work import Work
 
@@ -29,7 +31,10 @@ class Ended:
 
 
 class Round(Work):
-    """A round whose nodes form any tree; the first one computes what the Lease brought."""
+    """A round whose nodes form any tree; the first one computes what the Lease brought. laws: of its nodes, by their
+    index; empty where drafts are not judged by what they were drawn from."""
+
+    laws: tuple[Tensor, ...] = ()
 
     def hang(self, proposal: Proposal, most: int, shape: Shape) -> None:
         """Take the likeliest `most` nodes of a proposal to be judged.
@@ -39,6 +44,11 @@ class Round(Work):
         chosen = best(proposal, most, shape)
         pairs = zip(chosen.tokens, chosen.parents, strict=True)
         self.nodes.extend(Node(id=i, parent=parent, token=token) for i, (token, parent) in enumerate(pairs))
+        self.laws = chosen.laws
+
+    def segment(self, slot: int, rows: int) -> Segment:
+        segment = super().segment(slot, rows)
+        return replace(segment, laws=tuple(self.laws[node.id] for node in segment.nodes)) if self.laws else segment
 
     def end(self, engine: Engine, slot: int, params: SamplingParams, emitted: int) -> Ended:
         """Commit what was accepted, and free the rest. emitted: output tokens before this round."""
@@ -99,4 +109,5 @@ def best(proposal: Proposal, most: int, shape: Shape) -> Proposal:
         tokens=tuple(proposal.tokens[i] for i in taken),
         parents=tuple(index[proposal.parents[i]] for i in taken),
         scores=tuple(proposal.scores[i] for i in taken) if proposal.scores else (),
+        laws=tuple(proposal.laws[i] for i in taken) if proposal.laws else (),
     )

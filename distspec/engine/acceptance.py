@@ -1,0 +1,79 @@
+"""How a drafter guesses and how the target judges its guesses: one choice, which both must have made alike.
+
+Knows logits, rows, and segments with their drafts. Does not know models, slots, or what becomes of outcomes.
+
+`coupled`: both draw with the same noise, so a guess is right if it is the token that the target draws anyway. `ratio`
+and `block`: the drafter draws for itself, and the target keeps what it weighs heavy enough; see sampling.rejection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from distspec.engine.batch import Guesses, Segment
+from distspec.sampling import SamplingRows, best, draw
+from distspec.sampling.rejection import Chain, Drafts, Rule, block, judge, propose, ratio
+
+
+class Acceptance(Protocol):
+    """logits: float32 [rows, vocab], edited; rows: how each is to be drawn from."""
+
+    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> list[Guesses]:
+        """What a drafter proposes after each row, at most `most` tokens, below a committed text of this length."""
+        ...
+
+    def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:
+        """int64 [rows]: the outcome after each wanted row of the segments. A draft is accepted if it is the outcome
+        before it."""
+        ...
+
+
+class Coupled:
+    """The drafter's best tokens under the noise of the target's own draw (arXiv 2408.07978)."""
+
+    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> list[Guesses]:
+        tokens, scores = best(logits, rows, min(most, logits.shape[1]))
+        found = zip(tokens.tolist(), scores.tolist(), strict=True)
+        return [Guesses(tuple(pair for pair in zip(*row, strict=True) if pair[1] > -math.inf)) for row in found]
+
+    def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:
+        return draw(logits, rows)
+
+
+class Rejection:
+    """One drawn token after each row, and its law, which stays on the device."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> list[Guesses]:
+        tokens, laws = propose(logits, rows, list(lengths))
+        scores = laws.gather(1, tokens[:, None])[:, 0].log()
+        found = zip(tokens.tolist(), scores.tolist(), laws, strict=True)
+        return [Guesses(((token, score),), law) for token, score, law in found]
+
+    def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:
+        chains = list(_chains(segments))
+        return judge(logits, rows, Drafts.of(chains), self._rule) if chains else draw(logits, rows)
+
+
+def _chains(segments: Iterable[Segment]) -> Iterable[Chain]:
+    """The drafts of each segment, by the wanted rows that judge them."""
+    row = 0
+    for segment in segments:
+        tokens = [node.token for node in segment.nodes] if segment.bet is None else [segment.bet]
+        # Where a round takes two steps, the row before its first draft was judged without seeing it.
+        seen = len(tokens) + 1 - segment.wanted
+        if len(segment.laws) > seen:
+            yield Chain(row, tokens[seen:], segment.laws[seen:])
+        row += segment.wanted
+
+
+COUPLED = Coupled()
+
+ACCEPTANCES: dict[str, Acceptance] = {"coupled": COUPLED, "ratio": Rejection(ratio), "block": Rejection(block)}
+"""By the name that speculation.acceptance gives them."""
