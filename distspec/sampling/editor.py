@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
-from distspec.sampling.edits import Bans, Edit, Mask, packed
+from distspec.sampling.edits import Bans, Bias, Edit, Mask, Penalties, packed
+from distspec.sampling.tables import Biases, Counts
 
 Path = tuple[int, ...]
 
@@ -46,22 +47,32 @@ class Asked:
         return self.text if self.length == len(self.text) else self.text[: self.length]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Slot:
-    """allowed: int32 [words], on the host."""
+    """allowed: int32 [words], on the host. counted: tokens of the text that the counts hold."""
 
     params: SamplingParams
     masker: Masker | None
     allowed: Tensor | None
+    counted: int = 0
 
     @property
     def masked(self) -> bool:
         return self.masker is not None or self.allowed is not None
 
+    @property
+    def penalized(self) -> bool:
+        return _penalized(self.params)
+
 
 def edited(params: SamplingParams) -> bool:
     """Whether the logits of such a request are changed before they are scaled."""
-    return bool(params.constraint or params.allowed_token_ids or params.bad_words or params.min_tokens)
+    masked = params.constraint or params.allowed_token_ids or params.bad_words or params.min_tokens
+    return bool(masked or params.logit_bias) or _penalized(params)
+
+
+def _penalized(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
 def banned(params: SamplingParams, output: Sequence[int], before: int = 0) -> set[int]:
@@ -87,11 +98,17 @@ class Editor:
         self._device = device
         self._slots: dict[int, _Slot] = {}
         self._all = packed(torch.ones(vocab, dtype=torch.bool))
+        self._biases = Biases(vocab, device)
+        self._counts = Counts(vocab, device)
 
     def open(self, slot: int, params: SamplingParams, masker: Masker | None = None) -> None:
         if edited(params) or masker is not None:
             allowed = self._packed(params.allowed_token_ids) if params.allowed_token_ids else None
             self._slots[slot] = _Slot(params, masker, allowed)
+        if params.logit_bias:
+            self._biases.open(slot, params)
+        if _penalized(params):
+            self._counts.open(slot, params)
 
     def close(self, slot: int) -> None:
         self._slots.pop(slot, None)
@@ -102,22 +119,53 @@ class Editor:
     def edits(self, asked: Sequence[Asked]) -> list[Edit]:
         """Of the wanted rows of a step, in the order in which they are to be applied. Every slot is one of its own."""
         found: list[Edit] = []
-        if masked := [ask for ask in asked if self._slots[ask.slot].masked]:
-            found.append(self._mask(masked))
-        bans = [
-            (row, token)
-            for ask in asked
-            if not self._slots[ask.slot].masked
-            for row, tokens in enumerate(self._banned(ask), ask.first)
-            for token in tokens
-        ]
-        if bans:
-            found.append(Bans(*(self._integers(column) for column in zip(*bans, strict=True))))
+        slots = [self._slots[ask.slot] for ask in asked]
+        pairs = list(zip(asked, slots, strict=True))
+        if some := [ask for ask, slot in pairs if slot.masked]:
+            found.append(self._mask(some))
+        if bans := self._bans([ask for ask, slot in pairs if not slot.masked]):
+            found.append(bans)
+        if some := [ask for ask, slot in pairs if slot.params.logit_bias]:
+            rows, numbers = self._integers(*_rows(some))
+            found.append(Bias(rows, numbers, self._biases.tokens, self._biases.values))
+        if some := [ask for ask, slot in pairs if slot.penalized]:
+            found.append(self._penalties(some))
         return found
+
+    def _bans(self, asked: Sequence[Asked]) -> Bans | None:
+        found = [
+            (row, token) for ask in asked for row, tokens in enumerate(self._banned(ask), ask.first) for token in tokens
+        ]
+        return Bans(*self._integers(*zip(*found, strict=True))) if found else None
+
+    def _penalties(self, asked: Sequence[Asked]) -> Penalties:
+        self._count(asked)
+        depth = max(len(path) for ask in asked for path in ask.paths)
+        paths = [
+            token if token < self._vocab else -1
+            for ask in asked
+            for path in ask.paths
+            for token in (*path, *[-1] * (depth - len(path)))
+        ]
+        rows, slots, nodes = self._integers(*_rows(asked), paths)
+        return Penalties(rows, slots, nodes.view(len(rows), depth), self._counts.penalties, self._counts.seen)
+
+    def _count(self, asked: Sequence[Asked]) -> None:
+        """Bring the counts up to what is committed."""
+        prompt: list[int] = []
+        output: list[int] = []
+        for ask in asked:
+            slot = self._slots[ask.slot]
+            start, middle, end = slot.counted, slot.params.prompt_tokens, ask.length
+            prompt += self._counts.places(ask.slot, ask.text[start : min(middle, end)])
+            output += self._counts.places(ask.slot, ask.text[max(start, middle) : end])
+            slot.counted = end
+        if prompt or output:
+            self._counts.add(*self._integers(prompt, output))
 
     def _mask(self, asked: Sequence[Asked]) -> Mask:
         """Of what is allowed, bans take away what they can without leaving nothing; a constraint is not bent."""
-        rows = [ask.first + i for ask in asked for i in range(len(ask.paths))]
+        rows, _ = _rows(asked)
         bits = self._all.repeat(len(rows), 1)
         start = 0
         for ask in asked:
@@ -132,7 +180,8 @@ class Editor:
                     _narrow_(row, self._all & ~self._packed(tokens))
         if self._device.type == "cuda":
             bits = bits.pin_memory()
-        return Mask(self._integers(rows), bits.to(self._device, non_blocking=True))
+        (at,) = self._integers(rows)
+        return Mask(at, bits.to(self._device, non_blocking=True))
 
     def _banned(self, ask: Asked) -> list[set[int]]:
         """Of each row. Only as much of the output is looked at as the longest bad word has tokens."""
@@ -148,8 +197,19 @@ class Editor:
         stays[[token for token in tokens if token < self._vocab]] = True
         return packed(stays)
 
-    def _integers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+    def _integers(self, *columns: Sequence[int]) -> tuple[Tensor, ...]:
+        """Each column on the device; all travel in one copy."""
+        whole = torch.tensor([value for column in columns for value in column], dtype=torch.int64)
+        parts: tuple[Tensor, ...] = torch.split(
+            whole.to(self._device, non_blocking=True), [len(column) for column in columns]
+        )
+        return parts
+
+
+def _rows(asked: Sequence[Asked]) -> tuple[list[int], list[int]]:
+    """Rows, and the slot of each."""
+    rows = [ask.first + i for ask in asked for i in range(len(ask.paths))]
+    return rows, [ask.slot for ask in asked for _ in ask.paths]
 
 
 def _narrow_(row: Tensor, to: Tensor) -> None:

@@ -16,6 +16,9 @@ from torch import Tensor
 WORD = 32
 """Tokens to a word of a mask."""
 
+IN_PROMPT = 1 << 30
+"""Added to the count of a token that is in the prompt."""
+
 
 class Edit(Protocol):
     def apply_(self, logits: Tensor) -> None:
@@ -44,6 +47,49 @@ class Bans:
 
     def apply_(self, logits: Tensor) -> None:
         logits[self.rows, self.tokens] = -torch.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Added to some tokens. rows, slots: int64 [n], the slot whose bias a row gets; tokens, values: tables.Biases."""
+
+    rows: Tensor
+    slots: Tensor
+    tokens: Tensor
+    values: Tensor
+
+    def apply_(self, logits: Tensor) -> None:
+        tokens, values = self.tokens[self.slots], self.values[self.slots]
+        biased = tokens >= 0
+        rows = self.rows[:, None].expand_as(tokens)
+        logits.index_put_((rows[biased], tokens[biased]), values[biased], accumulate=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """For tokens that came up before: logits above 0 are divided by repetition, others multiplied (CTRL, arXiv
+    1909.05858), of tokens in prompt or output; then frequency times their count in the output is subtracted, then
+    presence once (as OpenAI and vLLM define them).
+
+    rows, slots: int64 [n], the slot whose text a row follows; paths: int64 [n, depth], what else it follows, which is
+    output, -1 past its end. penalties, seen: see tables.Counts.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    paths: Tensor
+    penalties: Tensor
+    seen: Tensor
+
+    def apply_(self, logits: Tensor) -> None:
+        seen = self.seen[self.slots]
+        seen.scatter_add_(1, self.paths.clamp(min=0), (self.paths >= 0).to(torch.int32))
+        repetition, presence, frequency = self.penalties[self.slots].T[..., None]
+        output = seen % IN_PROMPT
+        scores = logits[self.rows]
+        repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(seen > 0, repeated, scores)
+        logits[self.rows] = scores - frequency * output - presence * (output > 0)
 
 
 def packed(stays: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from distspec.sampling.edits import packed
 from tests import chain
 
 CPU = torch.device("cpu")
-VOCAB = 40
+VOCAB = 35
 tokens = st.integers(0, 9)  # few, so that bad words do come up
 
 wishes = st.builds(
@@ -27,6 +27,12 @@ wishes = st.builds(
     min_tokens=st.sampled_from([0, 3, 8]),
     allowed_token_ids=st.one_of(st.just(()), st.lists(st.integers(0, VOCAB - 1), min_size=1).map(tuple)),
     bad_words=st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=6).map(tuple),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-9, 9, width=32), max_size=5).map(
+        lambda bias: tuple(bias.items())
+    ),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 1.7, -0.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -1.1]),
 )
 texts = st.lists(tokens, min_size=4, max_size=14)
 paths = st.lists(st.lists(tokens, max_size=5).map(tuple), min_size=1, max_size=5)
@@ -39,7 +45,7 @@ def edit(editor: Editor, asked: Sequence[Asked], logits: Tensor) -> Tensor:
     return edited
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(wishes, texts, paths), min_size=1, max_size=4), st.integers(0, 2**20))
 def test_each_row_is_edited_as_its_own_text_wants(
     slots: list[tuple[SamplingParams, list[int], list[tuple[int, ...]]]], seed: int
