@@ -44,7 +44,9 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
-    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores."""
+    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores.
+    logprobs_mode, as in vLLM: of what the model says, or of what is drawn from. Logprobs of a prompt are always raw.
+    """
 
     page_size: Positive = 16
     num_pages: Positive | None = None
@@ -57,6 +59,7 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     num_threads: Natural = 0
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold one request of so many tokens, its scratch nodes, and two partly filled pages."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distspec.attention import Span
 from distspec.kv.sequence import Sequence
-from distspec.protocol.values import Node, SamplingParams
+from distspec.protocol.values import Node, SamplingParams, TokenLogprobs
 from distspec.sampling import Asked
 
 
@@ -25,6 +25,7 @@ class Segment:
     guess of what follows `tokens`, committed with them as if it were right, so that it costs no more than a token;
     whoever asks takes it back (Sequence.retract) where the outcome before it is another. Comes without nodes. laws: of
     each node, or of the bet, what it was drawn from, see sampling.rejection; empty where drafts are not drawn so.
+    given: what follows each of the first so many of `tokens`, where logprobs of that are to be told.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class Segment:
     want: bool = True
     bet: int | None = None
     laws: tuple[Tensor, ...] = ()
+    given: tuple[int, ...] = ()
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -64,10 +66,13 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class Outcome(Generic[T]):
     """What follows: a drawn token, or guesses. root: after the last of the segment's tokens (None without tokens, or
-    if nobody wanted it); nodes: after each of its nodes, in their order, or after its bet."""
+    if nobody wanted it); nodes: after each of its nodes, in their order, or after its bet. logprobs: of these drawn
+    tokens, in this order, where the slot asks for them; given: of the segment's given tokens."""
 
     root: T | None
     nodes: list[T]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    given: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -76,7 +81,8 @@ class Batch:
 
     tokens, positions: one per row. wanted: rows whose outcome is drawn; params, draws: the parameters of each
     of these, and the absolute position of the token it draws. asked: segments with wanted rows whose logits are to be
-    edited. spans: one per segment that has rows.
+    edited. given: (row, token, most): what follows a row, of which logprobs are told, and how many of the likeliest
+    tokens beside it. spans: one per segment that has rows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -85,11 +91,15 @@ class Batch:
     params: list[SamplingParams] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    given: list[tuple[int, int, int]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
     def add(self, segment: Segment, sequence: Sequence, params: SamplingParams, edited: bool = False) -> None:
         """Book a segment in its sequence (see Sequence.append and add) and take over its rows."""
         wanted = len(self.wanted)
+        self.given += [
+            (row, token, params.prompt_logprobs or 0) for row, token in enumerate(segment.given, len(self.tokens))
+        ]
         if segment.nodes:
             self._add_tree(segment, sequence, params)
         else:

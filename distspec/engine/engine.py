@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from distspec.attention import DevicePlans, StaticPlans, choose
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.graphs import Graphs, Sizes
+from distspec.engine.reports import Reports
 from distspec.engine.sizing import pages_that_fit
 from distspec.errors import InvalidValue, OutOfPages, OutOfSlots
 from distspec.kv.pages import PageAllocator
@@ -105,6 +107,7 @@ class Engine:
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
         self._editor = Editor(shape.vocab_size, device)
         self._acceptance = acceptance
+        self._logprobs_mode = options.logprobs_mode
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))
         heapify(self._free)
@@ -162,9 +165,15 @@ class Engine:
         A slot appears at most once, and its room is reserved. Raises IllegalTransition for nodes whose parents
         are not there, ValueError for missing room or a length over max_model_len; nothing is changed then.
         """
-        found = self._run(segments)
-        drawn: list[int] = self._acceptance.judge(*found, segments).tolist() if found else []
-        return Batch.outcomes(segments, drawn)
+        reports = Reports(self._logprobs_mode, self.device)
+        found, drawn = self._run(segments, reports), list[int]()
+        if found:
+            tokens = self._acceptance.judge(*found, segments)
+            reports.after(*found, tokens)
+            drawn = tokens.tolist()
+        outcomes = Batch.outcomes(segments, drawn)
+        reports.deal(segments, outcomes)
+        return outcomes
 
     @torch.inference_mode()
     def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
@@ -175,7 +184,7 @@ class Engine:
         lengths = (self.sequence(segment.slot).length for segment in segments for _ in range(segment.wanted))
         return Batch.outcomes(segments, self._acceptance.guess(*found, lengths, most))
 
-    def _run(self, segments: Seq[Segment]) -> tuple[Tensor, SamplingRows] | None:
+    def _run(self, segments: Seq[Segment], reports: Reports | None = None) -> tuple[Tensor, SamplingRows] | None:
         """Book the segments and run the model: logits of the wanted rows and how they are to be drawn; None if
         nothing is wanted."""
         for segment in segments:
@@ -190,23 +199,33 @@ class Engine:
         for segment in segments:
             slot = self._open[segment.slot]
             batch.add(segment, slot.sequence, slot.params, segment.slot in self._editor)
-        found = self._forward(batch) if batch.tokens else None
+        found = self._forward(batch, reports) if batch.tokens else None
         for segment in segments:
             # Requests that arrive while this one runs can share its prompt; a bet may be taken back.
             if len(segment.tokens) > 1 and segment.bet is None and self._open[segment.slot].shared:
                 self.books.publish(self.sequence(segment.slot))
         return found
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, SamplingRows] | None:
+    def _forward(self, batch: Batch, reports: Reports | None) -> tuple[Tensor, SamplingRows] | None:
         """Logits of the wanted rows and how they are to be drawn; None if nothing is wanted."""
-        logits = self.graphs.run(batch) if self.graphs is not None and batch.wanted else None
-        if logits is not None:
-            return self._edited(batch, self._wanted(batch, logits)), self._sampling(batch)
-        plan = self._attention.plan(batch.spans)
-        hidden = self._hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
+        logits_of = self._modelled(batch)
+        if reports is not None:
+            reports.give(batch, logits_of)
         if not batch.wanted:
             return None
-        return self._edited(batch, self.model.logits(self._wanted(batch, hidden))), self._sampling(batch)
+        logits = logits_of(batch.wanted)
+        if reports is not None:
+            reports.before(batch, logits)
+        return self._edited(batch, logits), self._sampling(batch)
+
+    def _modelled(self, batch: Batch) -> Callable[[Seq[int]], Tensor]:
+        """The model runs. Gives logits of rows, ascending: float32 [rows, vocab], which the next step overwrites."""
+        logits = self.graphs.run(batch) if self.graphs is not None and batch.wanted else None
+        if logits is not None:
+            return partial(self._rows, logits)
+        plan = self._attention.plan(batch.spans)
+        hidden = self._hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
+        return lambda rows: self.model.logits(self._rows(hidden, rows))
 
     def _hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
         """One forward: [rows, hidden_size]. Writes KV, and features where there are taps."""
@@ -217,8 +236,8 @@ class Engine:
             self.pool.features.index_copy_(0, plan.write, taps.features())
         return hidden
 
-    def _wanted(self, batch: Batch, rows: Tensor) -> Tensor:
-        return rows if len(batch.wanted) == len(rows) else rows.index_select(0, self._integers(batch.wanted))
+    def _rows(self, values: Tensor, rows: Seq[int]) -> Tensor:
+        return values if len(rows) == len(values) else values.index_select(0, self._integers(rows))
 
     def _edited(self, batch: Batch, logits: Tensor) -> Tensor:
         """The same memory. The host prepares edits while the device computes the logits."""
@@ -259,7 +278,7 @@ class Engine:
 
         tokens, positions: int64 [rows]. plan: of `plans`. Books are whoever's who planned; waits for nothing.
         """
-        return self.model.logits(self._hidden(tokens, positions, plan)[every - 1 :: every])
+        return self.model.logits(self._hidden(tokens, positions, plan)[every - 1 :: every].contiguous())
 
     # -- what is kept of positions, out and in ---------------------------------------------------
 

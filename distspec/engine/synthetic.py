@@ -20,7 +20,8 @@ class SyntheticEngine(Engine):
         return [self._instead(*pair) for pair in zip(segments, super().step(segments), strict=True)]
 
     def _instead(self, segment: Segment, outcome: Outcome[int]) -> Outcome[int]:
-        """The same outcomes, with hashes for tokens. The sequence holds the segment by now, its bet too."""
+        """The same outcomes, with hashes for tokens; their logprobs are of what was drawn. The sequence holds the
+        segment by now, its bet too."""
         sequence = self.sequence(segment.slot)
         root = sequence.length - (segment.bet is not None)
         nodes = [(sequence.position(node.id) + 1, node.token) for node in segment.nodes]
@@ -29,6 +30,8 @@ class SyntheticEngine(Engine):
         return Outcome(
             root=None if outcome.root is None else self._token(segment.slot, root, segment.tokens[-1]),
             nodes=[self._token(segment.slot, position, last) for position, last in nodes],
+            logprobs=outcome.logprobs,
+            given=outcome.given,
         )
 
     def _token(self, slot: int, position: int, last: int) -> int:

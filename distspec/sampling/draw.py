@@ -55,7 +55,8 @@ class SamplingRows:
 
     def select(self, index: Sequence[int]) -> SamplingRows:
         """Some of the rows, in this order."""
-        at, known = torch.tensor(index, dtype=torch.int64, device=self.reals.device), set(self.sampled)
+        at = torch.tensor(index, dtype=torch.int64).to(self.reals.device, non_blocking=True)
+        known = set(self.sampled)
         sampled = tuple(i for i, row in enumerate(index) if row in known)
         return replace(self, reals=self.reals[at], integers=self.integers[at], sampled=sampled)
 

@@ -1,0 +1,86 @@
+"""What is told of a token beside the token: its logprob, its rank, and the likeliest tokens with theirs.
+
+Knows distributions and tokens. Does not know who asked, or whether a token was drawn or given. Everything is computed
+where the logits are, and copied to the host without waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from distspec.protocol.values import TokenLogprobs
+from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, process
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Of one token per row. integers: int64 [rows, 1 + most], the token's rank, then the likeliest tokens; reals:
+    float32 [rows, 1 + most], the logprobs of all of them."""
+
+    integers: Tensor
+    reals: Tensor
+
+    def to_host(self) -> Told:
+        """A copy, to be read once the device has done what was asked of it before."""
+        return Told(_to_host(self.integers), _to_host(self.reals))
+
+    def read(self, most: Sequence[int]) -> list[TokenLogprobs]:
+        """On the host. most: of each row, how many of the likeliest tokens are told; those that cannot be are not."""
+        rows = zip(self.integers.tolist(), self.reals.tolist(), most, strict=True)
+        return [
+            TokenLogprobs(
+                logprob=logprobs[0],
+                rank=rank,
+                top=tuple(pair for pair in zip(tokens[:count], logprobs[1:], strict=False) if pair[1] > -inf),
+            )
+            for (rank, *tokens), logprobs, count in rows
+        ]
+
+
+def tell(scores: Tensor, tokens: Tensor, most: int) -> Told:
+    """scores: float32 [rows, vocab], log p up to a constant per row; tokens: int64 [rows]. A rank is one more than the
+    number of likelier tokens."""
+    mass = scores.logsumexp(dim=-1, keepdim=True)
+    own = scores.gather(1, tokens[:, None])
+    rank = 1 + (scores > own).sum(dim=-1, keepdim=True)
+    top = scores.topk(min(most, scores.shape[1]), dim=-1)
+    return Told(torch.cat((rank, top.indices), dim=1), torch.cat((own, top.values), dim=1) - mass)
+
+
+def processed(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """float32 [rows, vocab], new: log p up to a constant per row, as `draw` has it of the same arguments; of greedy
+    rows, the logits."""
+    if logits.is_cuda:
+        return _processed_fused(logits, rows)
+    if len(rows.sampled) == len(logits):
+        return process(logits, rows)
+    scores = logits.clone()
+    if rows.sampled:
+        index = torch.tensor(rows.sampled)
+        scores[index] = process(logits[index], rows.select(rows.sampled))
+    return scores
+
+
+def _processed_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """By the same search as the draw, so that what it may draw and what is told are one."""
+    from distspec.kernels.truncate import Limits, kept  # imports Triton
+
+    is_sampled = rows.temperature >= GREEDY_BELOW
+    scores = logits / torch.where(is_sampled, rows.temperature, 1.0)[:, None]
+    if rows.truncated:
+        limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)
+        stays = kept(logits, rows.temperature, limits, GREEDY_BELOW)
+        depth = torch.where(is_sampled, stays.depth, inf)
+        scores.masked_fill_(stays.top[:, None] - scores > depth[:, None], -inf)
+    return scores
+
+
+def _to_host(values: Tensor) -> Tensor:
+    if not values.is_cuda:
+        return values
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
