@@ -76,6 +76,9 @@ FEATURE_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash")
 MODEL_DRAFTERS = ("standalone", *FEATURE_DRAFTERS)
 """Drafters that have a model, named by speculation.draft_model."""
 
+LOCAL_POLICIES = ("ar", "sd", "auto")
+"""Policies whose rounds a decode worker can run on its own, `auto` by keeping to the others."""
+
 
 class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt lookup: the latest match of the longest suffix, from max_n tokens down to min_n."""
@@ -108,8 +111,10 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     lookahead: drafter steps of one growth while a verification is on its way, and nodes per submission of `dsi`.
     branch_topk, branch_width: guesses per node, and nodes expanded per drafter step, where `ssd` and `bvsp` branch;
     branch_nodes: drafted nodes that make `bvsp` send a further verifier off. max_live_nodes: of the tree of a request
-    (None: engine.max_scratch_nodes). synthetic_acceptance: for benchmarks, draws and guesses come from a hash, such
-    that the drafter's first, second... guess is right with these probabilities.
+    (None: engine.max_scratch_nodes). acceptance: which drafts are kept; `coupled` gives the tokens of plain decoding,
+    `ratio` and `block` keep more of a local drafter's chain and give their distribution (docs/sampling.md).
+    synthetic_acceptance: for benchmarks, draws and guesses come from a hash, such that the drafter's first, second...
+    guess is right with these probabilities.
     """
 
     policy: PolicyName = "sd"
@@ -127,6 +132,7 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     branch_width: Positive = 8
     branch_nodes: Positive = 16
     max_live_nodes: Positive | None = None
+    acceptance: Literal["coupled", "ratio", "block"] = "coupled"
     synthetic_acceptance: tuple[Share, ...] | None = None
     ngram: Ngram = Ngram()
     suffix: Suffix = Suffix()
@@ -267,6 +273,8 @@ def check(config: Config) -> None:
     if spec.ngram.min_n > spec.ngram.max_n:
         raise InvalidValue("speculation.ngram.min_n", spec.ngram.min_n, f"at most max_n ({spec.ngram.max_n})")
     _check_sizes(spec, config.engine.max_scratch_nodes)
+    if spec.acceptance != "coupled":
+        _check_drawn(spec)
     beat = config.coordinator
     if beat.worker_timeout_s < 2 * beat.heartbeat_s:
         raise InvalidValue(
@@ -302,6 +310,21 @@ def _check_sizes(spec: Speculation, room: int) -> None:
     if spec.synthetic_acceptance is not None and not 0 < sum(spec.synthetic_acceptance) <= 1:
         need = "probabilities that add up to at most 1"
         raise InvalidValue("speculation.synthetic_acceptance", list(spec.synthetic_acceptance), need)
+
+
+def _check_drawn(spec: Speculation) -> None:
+    """Refuse drafts that are not drawn one below the other, or judged elsewhere than they were drawn."""
+    needs = {
+        "drafter": (spec.drafter in MODEL_DRAFTERS, f"one of {', '.join(MODEL_DRAFTERS)}"),
+        "placement": (spec.placement == "local", "local"),
+        "topk": (spec.topk == 1, "1"),
+        "allowed_policies": (set(spec.allowed_policies) <= set(LOCAL_POLICIES), f"only {', '.join(LOCAL_POLICIES)}"),
+        "synthetic_acceptance": (spec.synthetic_acceptance is None, "null"),
+    }
+    why = f"with acceptance={spec.acceptance}, which weighs chains by what a local drafter drew them from"
+    for name, (holds, need) in needs.items():
+        if not holds:
+            raise InvalidValue(f"speculation.{name}", getattr(spec, name), f"{need} {why}")
 
 
 def _tree_nodes(steps: int, topk: int) -> int:

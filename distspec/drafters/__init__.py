@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.suffix import SuffixDrafter
 from distspec.engine import Engine
+from distspec.engine.acceptance import ACCEPTANCES, Acceptance
 from distspec.models.dflash import Dflash
 from distspec.models.llama import Llama
 
@@ -45,6 +47,10 @@ class _Plan:
     device: torch.device
     target: Llama | None
 
+    @property
+    def acceptance(self) -> Acceptance:
+        return ACCEPTANCES[self.config.speculation.acceptance]
+
 
 def make(config: Config, *, max_model_len: int, device: torch.device, target: Llama | None = None) -> Drafter | None:
     """The drafter that config.speculation.drafter names, None for `none`.
@@ -70,7 +76,7 @@ def _standalone(plan: _Plan) -> Drafter:
     model = models.load_model(name, dtype=getattr(torch, config.model.dtype), device=plan.device)
     longest = min(plan.max_model_len, model.config.max_position)
     return StandaloneDrafter(
-        Engine(model, config.engine, device=plan.device, max_model_len=longest),
+        Engine(model, config.engine, device=plan.device, max_model_len=longest, acceptance=plan.acceptance),
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_scratch_nodes=config.engine.max_scratch_nodes,
         max_model_len=plan.max_model_len,
@@ -85,9 +91,8 @@ def _featured(plan: _Plan) -> Drafter:
         dtype = getattr(torch, config.model.dtype)
         target = models.load_target(models.model_folder(config.model.name), dtype=dtype, device=device)
     model = models.load_draft(config.speculation.drafter, models.model_folder(_draft_model(config)), target)
-    if isinstance(model, Dflash):
-        return DflashDrafter(model, config.engine, max_model_len=plan.max_model_len, device=device)
-    return EagleDrafter(model, config.engine, max_model_len=plan.max_model_len, device=device)
+    kind = partial(DflashDrafter, model) if isinstance(model, Dflash) else partial(EagleDrafter, model)
+    return kind(config.engine, max_model_len=plan.max_model_len, device=device, acceptance=plan.acceptance)
 
 
 def _draft_model(config: Config) -> str:

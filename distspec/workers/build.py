@@ -19,6 +19,7 @@ from distspec.config import FEATURE_DRAFTERS, Config
 from distspec.drafters import Drafter, make
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
+from distspec.engine.acceptance import ACCEPTANCES
 from distspec.engine.synthetic import SyntheticEngine
 from distspec.errors import FleetError
 from distspec.models.llama import Llama
@@ -79,7 +80,14 @@ def _target(
     drafter, quick = _drafters(config, longest, model.config.vocab_size, device, model) if local else (None, None)
     kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
     taps = _taps(config, model.config)
-    engine = kind(model, config.engine, device=device, max_model_len=config.model.max_model_len, taps=taps)
+    engine = kind(
+        model,
+        config.engine,
+        device=device,
+        max_model_len=config.model.max_model_len,
+        taps=taps,
+        acceptance=ACCEPTANCES[config.speculation.acceptance],
+    )
     desk = Desk(
         engine,
         drafter,

@@ -69,6 +69,43 @@ def test_sizes_that_do_not_fit_each_other_are_refused_by_name(overrides: list[st
     assert caught.value.path == f"speculation.{field}"
 
 
+DRAWN = {
+    "acceptance": "ratio",
+    "drafter": "standalone",
+    "draft_model": "smollm2-135m",
+    "placement": "local",
+    "allowed_policies": "[ar, sd, auto]",
+}
+
+
+def _drawn(**other: str) -> list[str]:
+    return [f"speculation.{key}={value}" for key, value in {**DRAWN, **other}.items()]
+
+
+@pytest.mark.parametrize("acceptance", ["ratio", "block"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("drafter", "ngram"),
+        ("placement", "pool"),
+        ("topk", "2"),
+        ("allowed_policies", "[sd, pearl]"),
+        ("synthetic_acceptance", "[0.5]"),
+    ],
+)
+def test_what_cannot_weigh_drafts_is_refused_by_name(acceptance: str, field: str, value: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        load("local", _drawn(acceptance=acceptance, **{field: value}))
+    assert caught.value.path == f"speculation.{field}"
+    assert f"acceptance={acceptance}" in str(caught.value)
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "ratio", "block"])
+@pytest.mark.parametrize("drafter", ["standalone", "eagle", "eagle3", "mtp", "dflash"])
+def test_local_drafters_with_a_model_can_be_weighed(acceptance: str, drafter: str) -> None:
+    assert load("local", _drawn(acceptance=acceptance, drafter=drafter)).speculation.acceptance == acceptance
+
+
 def test_sizes_that_fit_are_taken() -> None:
     tree = ["speculation.topk=2", "speculation.num_speculative_tokens=3", "speculation.num_draft_tokens=11"]
     assert load("local", tree).speculation.num_draft_tokens == 11
