@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -15,8 +17,11 @@ import yaml
 
 from distspec import Fleet
 from distspec.errors import ConfigError, FleetError, InvalidField
+from distspec.serving.text import Detokenizer, Text
 from distspec.workers import fleet as fleets
 from tests.ray.worded import CONTEXT, save_worded_model
+from tests.stops import reference_end
+from tests.words import byte_level
 
 DRIVERS = Path(__file__).parents[2] / "deploy" / "drivers"
 
@@ -50,7 +55,7 @@ def address(cluster: None) -> str:
 
 
 async def test_every_way_of_asking_gives_the_same_answer(fleet: Fleet) -> None:
-    asked = {"max_tokens": 40, "seed": 4, "ignore_eos": True}
+    asked: dict[str, Any] = {"max_tokens": 40, "seed": 4, "ignore_eos": True}
     [whole] = await fleet.agenerate("the quick", **asked)
     async with aclosing(fleet.astream("the quick", policy="ar", **asked)) as chunks:
         streamed = [chunk async for chunk in chunks]
@@ -81,15 +86,52 @@ def test_statistics_add_up(fleet: Fleet) -> None:
     assert all(0 <= share <= 1 for share in stats.acceptance_by_position or ())
 
 
-def test_an_answer_that_a_stop_string_ends_has_statistics_too(fleet: Fleet) -> None:
-    [whole] = fleet.generate("0 1 2 0 1 2", max_tokens=60, seed=1, ignore_eos=True)
-    stop = whole.text[len(whole.text) // 2 :][:4]
-    [answer] = fleet.generate("0 1 2 0 1 2", max_tokens=60, seed=1, ignore_eos=True, stop=stop)
-    assert answer.finish_reason == "stop"
-    assert answer.text == whole.text[: whole.text.index(stop)]
-    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
-    assert answer.stats.rounds
-    assert answer.stats.policy == "sd"
+@pytest.mark.parametrize("policy", ["ar", "sd"])
+def test_a_stop_ends_an_answer_exactly_there(fleet: Fleet, policy: str) -> None:
+    """String or token, wherever in an accepted run; text, token ids and usage agree, and max_tokens may come first."""
+    text = Text(byte_level())
+    asked: dict[str, Any] = {"max_tokens": 48, "temperature": 0, "ignore_eos": True, "policy": policy}
+    [whole] = fleet.generate("0 1 2 0 1 2", **asked)
+    if policy == "sd":
+        assert max(whole.stats.tokens_per_round or 0, 1) > 1.5, "no run is long enough to be cut"
+    pieces = [*map(Detokenizer(text).push, whole.token_ids)]
+    for at in range(5, 45, 8):
+        stop = "".join(pieces)[at : at + 3]
+        cut, count, _ = reference_end(pieces, [stop], 0, False)
+        for include, wanted in ((False, cut), (True, cut + stop)):
+            [answer] = fleet.generate("0 1 2 0 1 2", **asked, stop=stop, include_stop_str_in_output=include)
+            assert (answer.text, answer.token_ids, answer.finish_reason) == (wanted, whole.token_ids[:count], "stop")
+            assert answer.stats.completion_tokens == count
+            assert answer.stats.rounds
+            assert answer.stats.policy == policy
+        [both] = fleet.generate("0 1 2 0 1 2", **(asked | {"max_tokens": count}), stop=stop)
+        assert (both.text, both.token_ids, both.finish_reason) == (cut, whole.token_ids[:count], "stop")
+        token = whole.token_ids[at]
+        count = whole.token_ids.index(token) + 1
+        [answer] = fleet.generate("0 1 2 0 1 2", **asked, stop_token_ids=[token])
+        assert (answer.token_ids, answer.finish_reason) == (whole.token_ids[:count], "stop")
+        assert answer.text == text.decode(whole.token_ids[: count - 1])
+        assert answer.stats.completion_tokens == count
+
+
+def test_nothing_stops_before_min_tokens(fleet: Fleet) -> None:
+    text = Text(byte_level())
+    asked: dict[str, Any] = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    [whole] = fleet.generate("0 1 2 0 1 2", **asked)
+    pieces = [*map(Detokenizer(text).push, whole.token_ids)]
+    for stop, least in product({whole.text[0], whole.text[20], whole.text[-1]}, (1, 10, 30)):
+        cut, count, stopped = reference_end(pieces, [stop], least, False)
+        [answer] = fleet.generate("0 1 2 0 1 2", **asked, stop=stop, min_tokens=least)
+        assert (answer.text, answer.token_ids) == (cut, whole.token_ids[:count])
+        assert answer.finish_reason == ("stop" if stopped else "length")
+        token = whole.token_ids[least - 1]
+        answers = [
+            fleet.generate("0 1 2 0 1 2", **asked, stop_token_ids=[token], min_tokens=least, policy=policy)[0]
+            for policy in ("ar", "sd")
+        ]
+        assert token not in answers[0].token_ids[:least]
+        assert len(answers[0].token_ids) > least
+        assert answers[0].token_ids == answers[1].token_ids
 
 
 def test_errors_name_the_field(fleet: Fleet) -> None:

@@ -126,12 +126,18 @@ def test_one_bad_value_is_refused_whatever_else_is_asked(
     assert caught.value.field == field
 
 
-@given(ids=st.lists(IDS, min_size=1, max_size=400), limit=st.none() | st.integers(1, 190))
+@given(
+    ids=st.lists(IDS, min_size=1, max_size=400),
+    limit=st.none() | st.integers(1, 190),
+    least=st.none() | st.integers(0, 190),
+)
 def test_as_many_prompt_tokens_are_kept_as_leave_room_for_the_answer(
-    service: Service, ids: list[int], limit: int | None
+    service: Service, ids: list[int], limit: int | None, least: int | None
 ) -> None:
-    [job] = jobs_of(service, {"prompt": ids, "truncate_prompt_tokens": -1, "max_tokens": limit})
-    assert job.prompt == tuple(ids[-(CONTEXT - (limit or 1)) :])
+    least = None if least is None else min(least, limit or 190)
+    asked = {"prompt": ids, "truncate_prompt_tokens": -1, "max_tokens": limit, "min_tokens": least}
+    [job] = jobs_of(service, asked)
+    assert job.prompt == tuple(ids[-(CONTEXT - (limit or least or 1)) :])
     assert len(job.prompt) + job.params.max_tokens <= CONTEXT
     assert limit in (None, job.params.max_tokens)
 

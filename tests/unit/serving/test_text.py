@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 
 from distspec.errors import InvalidField
 from distspec.serving.text import Decoder, Detokenizer, StopFinder, Text
+from tests.stops import reference_end
 
 UNICODE = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -122,18 +123,6 @@ def test_a_stop_that_does_not_count_yet_may_begin_one_that_does() -> None:
         ends = [finder.push(char, armed=count > least)[1] for count, char in enumerate(whole, 1)]
         want = [count > least and whole[:count].endswith(stop) for count in range(1, 7)]
         assert ends[: want.index(True) + 1 if any(want) else 6] == want[: want.index(True) + 1 if any(want) else 6]
-
-
-def reference_end(pieces: Sequence[str], stops: Sequence[str], least: int, include: bool) -> tuple[str, int, bool]:
-    """Text and tokens up to the first stop that a token after the first `least` completes. pieces: of each token."""
-    whole = ""
-    for count, piece in enumerate(pieces, 1):
-        for char in piece:
-            whole += char
-            ending = [stop for stop in stops if whole.endswith(stop)]
-            if ending and count > least:
-                return (whole if include else whole[: -max(map(len, ending))]), count, True
-    return whole, len(pieces), False
 
 
 @given(
