@@ -62,14 +62,15 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where chains of rows lie that only the device knows the positions of. tables: int64 [sequences + 1, pages], page
-    numbers; the last row is nobody's. rows: int64 [n], of `tables`, one for each chain; first: int64 [n], the position
-    where it begins. Chains of the last row of `tables`, and positions below 0, only pad: they write to the pool's spare
+    """Chains of rows at positions that only the device knows. tables: int64 [texts + 1, pages], page numbers; lengths:
+    int64 [texts + 1]; the last of both is nobody's. rows: int64 [n], of these, one for each chain, which begins at the
+    text's length + offset. Chains of the last one, and positions below 0, only pad: they write to the pool's spare
     location, and what they read is of no use."""
 
     tables: Tensor
+    lengths: Tensor
     rows: Tensor
-    first: Tensor
+    offset: int
 
 
 @runtime_checkable
@@ -83,7 +84,7 @@ class DevicePlans(Protocol):
         ...
 
     def steps(self, places: Places, count: int) -> Sequence[Any]:
-        """Plans of `count` steps of one row for each place, at its first position and then one further each time."""
+        """Plans of `count` steps of one row for each place, each one position further than the step before."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A Triton kernel for attention over paged KV: grouped heads, split walks, ancestor bit masks.
+"""Triton kernels for attention over paged KV: grouped heads, split walks, ancestor bit masks; and plans of chains.
 
 Knows the integers of tiles.py. Does not know why a row sees what it sees. Online softmax as in FlashAttention
 (arXiv 2205.14135) and split walks as in FlashDecoding (Dao et al. 2023). The program that ends last merges the splits
@@ -135,3 +135,58 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
             merged = _merge(partial, sums, first, splits, valid, KV_HEADS * M, M, DIM_PAD, TOGETHER)
             tl.store(target, merged.to(out.dtype.element_ty), mask=shape)
             tl.store(count, 0)
+
+
+@triton.jit
+def deal(tables, lengths, chains, write, limits, items, offset, rows, width, count, spare_row, spare, programs,
+         PAGE: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+         COUNT: tl.constexpr, STEPWISE: tl.constexpr):  # fmt: skip
+    """A plan for chains whose lengths only the device knows: what tiles.common and tiles.items make of them.
+
+    Grid (items), more than `rows`, the number of chains; chain i: `count` rows from position lengths[chains[i]] +
+    offset on, over the pages tables[chains[i]], of `width`. All int64. write, limits: [rows * count], chain after
+    chain; STEPWISE: step after step, each a forward of its own with the same items. items: [grid, FIELDS]. Tiles have
+    TILE rows, PARTS of them a chain. BLOCK, programs: see tiles.Grid. TILES, COUNT: padded to powers of two.
+    """
+    own = tl.program_id(0).to(tl.int64)
+    if own < rows:
+        row = tl.load(chains + own)
+        i = tl.arange(0, COUNT)
+        at = tl.load(lengths + row) + offset + i
+        real = (at >= 0) & (row != spare_row) & (i < count)
+        page = tl.load(tables + row * width + at // PAGE, mask=real, other=0)
+        place = i * rows + own if STEPWISE else own * count + i
+        tl.store(write + place, tl.where(real, page * PAGE + at % PAGE, spare), mask=i < count)
+        tl.store(limits + place, tl.where(real, at + 1, 0), mask=i < count)
+
+    # Every program deals all tiles to items, and writes the one of its own number.
+    tile = tl.arange(0, TILES).to(tl.int64)
+    there = tile < rows * PARTS
+    row = tl.load(chains + tile // PARTS, mask=there, other=spare_row)
+    first = tl.load(lengths + row) + offset
+    begins = tile % PARTS * TILE
+    ends = first + (count if STEPWISE else tl.minimum(begins + TILE, count))
+    extent = tl.where(row == spare_row, 0, tl.maximum(ends, 0))
+    splits = tl.maximum(1, extent * programs // tl.maximum(1, tl.sum(extent, 0)))
+    chunk = tl.maximum(1, (extent + splits * BLOCK - 1) // (splits * BLOCK)) * BLOCK
+    splits = tl.where(there, tl.maximum(1, (extent + chunk - 1) // chunk), 0)
+    last = tl.cumsum(splits, 0)
+    mine = tl.sum(((last <= own) & there).to(tl.int64), 0)
+    is_mine = tile == mine
+    parts = tl.sum(tl.where(is_mine, splits, 0), 0)
+    split = own - tl.sum(tl.where(is_mine, last - splits, 0), 0)
+    step = tl.sum(tl.where(is_mine, chunk, 0), 0)
+    total = tl.sum(tl.where(is_mine, extent, 0), 0)
+    start = tl.sum(tl.where(is_mine, begins, 0), 0)
+    chain = mine // PARTS
+    item = items + own * 10
+    tl.store(item, chain if STEPWISE else chain * count + start)
+    tl.store(item + 1, tl.where(mine < rows * PARTS, 1 if STEPWISE else tl.minimum(TILE, count - start), 0))
+    tl.store(item + 2, tl.sum(tl.where(is_mine, row * width, 0), 0))
+    tl.store(item + 3, total)
+    tl.store(item + 4, tl.maximum(0, tl.minimum(total, tl.sum(tl.where(is_mine, first, 0), 0) + start + 1)))
+    tl.store(item + 5, split * step)
+    tl.store(item + 6, tl.minimum(total, (split + 1) * step))
+    tl.store(item + 7, tl.sum(tl.where((tile < mine) & (splits > 1), splits, 0), 0))
+    tl.store(item + 8, split)
+    tl.store(item + 9, parts)

@@ -104,17 +104,18 @@ class SdpaBackend:
     def chains(self, places: Places, count: int) -> Plan:
         tables, size, spare = places.tables.tolist(), self._page_size, self._pool.spare
         spans = []
-        for row, first in zip(places.rows.tolist(), places.first.tolist(), strict=True):
-            pages, pads = tables[row], row == len(tables) - 1
+        for row, length in zip(places.rows.tolist(), places.lengths[places.rows].tolist(), strict=True):
+            pages, first = tables[row], length + places.offset
+            pads = row == len(tables) - 1 or first + count <= 0
             first = 0 if pads else first
             write = [
                 spare if pads or at < 0 else pages[at // size] * size + at % size for at in range(first, first + count)
             ]
-            spans.append(Span(pages, first + count, count, (), write))
+            spans.append(Span(pages[: -(-(first + count) // size)], first + count, count, (), write))
         return self.plan(spans)
 
     def steps(self, places: Places, count: int) -> list[Plan]:
-        return [self.chains(replace(places, first=places.first + step), 1) for step in range(count)]
+        return [self.chains(replace(places, offset=places.offset + step), 1) for step in range(count)]
 
     def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
         keys, values = self._pool.layers[layer]

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from distspec.attention import kernels, tiles
-from distspec.attention.base import Bucket, Span
+from distspec.attention.base import Bucket, Places, Span
 from distspec.attention.tiles import FIELDS, Grid
 from distspec.kv.pool import KVPool
 
@@ -74,7 +74,7 @@ class Plan:
 
 
 class TritonBackend:
-    """See AttentionBackend and StaticPlans."""
+    """See AttentionBackend, StaticPlans and DevicePlans."""
 
     def __init__(self, pool: KVPool, page_size: int, num_heads: int) -> None:
         _, _, _, self._kv_heads, self._dim = pool.data.shape
@@ -145,6 +145,30 @@ class TritonBackend:
         sizes = [rows, rows, rows * bucket.words, items]
         write, limits, masks, found, pages = integers.split_with_sizes([*sizes, len(integers) - sum(sizes)])
         return Plan(write, limits, masks, pages, bucket.words, (_Launch(found.view(-1, FIELDS), bucket.kind),))
+
+    def chains(self, places: Places, count: int) -> Plan:
+        return self._dealt(places, count, self._lanes_for(count, len(places.rows) * count), stepwise=False)[0]
+
+    def steps(self, places: Places, count: int) -> list[Plan]:
+        return self._dealt(places, count, self._lanes_for(1, len(places.rows)), stepwise=True) if count else []
+
+    def _dealt(self, places: Places, count: int, lanes: int, *, stepwise: bool) -> list[Plan]:
+        grid, (texts, width), rows = self._grid(lanes), places.tables.shape, len(places.rows)
+        parts = 1 if stepwise else -(-count // grid.rows)
+        write, limits = torch.empty(2, rows * count, dtype=torch.int64, device=self._device)
+        items = torch.empty(rows * parts + grid.programs, FIELDS, dtype=torch.int64, device=self._device)
+        kernels.deal[(len(items),)](
+            places.tables, places.lengths, places.rows, write, limits, items, places.offset, rows, width, count,
+            texts - 1, self._pool.spare, grid.programs,
+            PAGE=self._page_size, TILE=grid.rows, PARTS=parts, BLOCK=grid.block,
+            TILES=triton.next_power_of_2(rows * parts), COUNT=triton.next_power_of_2(count), STEPWISE=stepwise,
+        )  # fmt: skip
+        # Nothing lies above the committed end: no mask is read.
+        launch, pages = (_Launch(items, lanes),), places.tables.view(-1)
+        each = rows if stepwise else rows * count
+        return [
+            Plan(*step, limits, pages, 1, launch) for step in zip(write.split(each), limits.split(each), strict=True)
+        ]
 
     # -- the call --------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """One round on the device: draft, verify, draw, accept, and the state of the next round.
 
 Knows State, two engines and the arithmetic of a chain. Does not know the host's books, or when rounds are launched:
-the shapes of all it computes depend on the number of rows and steps alone, so that a CUDA graph can hold it.
+what is launched depends on the number of rows and steps and on the kind of draws alone, so that a CUDA graph holds it.
 
 A text has L tokens, the last of which, its root, has no KV yet. The drafter is fed the last two tokens, since the last
 draft of an accepted chain never was, then its own drafts one by one; the target judges [root, d1 .. dk] as a chain at
@@ -18,12 +18,14 @@ from torch import Tensor
 
 from distspec.attention import DevicePlans, Places
 from distspec.engine.engine import Engine
+from distspec.engine.rolling_ops import Spread, make_up, settle, spread
 from distspec.engine.rolling_state import Kind, State
-from distspec.sampling import SamplingRows, draw
+from distspec.sampling import draw
 
 
 class Round:
-    """odds: how often the first guess is right, if outcomes and guesses are made up (distspec.synthetic)."""
+    """odds: how often the first guess is right, if outcomes and guesses are made up (distspec.synthetic): the draws are
+    made and not used. Empty: they are not."""
 
     def __init__(self, state: State, target: Engine, drafter: Engine | None, odds: Sequence[float] = ()) -> None:
         self._state = state
@@ -34,48 +36,47 @@ class Round:
     def __call__(self, slots: Tensor, steps: int, kind: Kind) -> Tensor:
         """slots: int64 [rows]. Returns int64 [rows, steps + 2]: how many drafts were accepted, and the outcomes after
         the root and after each draft."""
-        state = self._state
-        lengths, root = state.lengths.index_select(0, slots), state.last.index_select(0, slots)[:, 1]
-        drafts = self._draft(slots, lengths, steps, kind) if steps else []
-        chain = torch.stack([root, *drafts], 1)
-        outcomes = self._judge(slots, lengths, chain, kind)
-        accepted = (chain[:, 1:] == outcomes[:, :-1]).to(torch.int64).cumprod(1).sum(1)
-        last = outcomes.gather(1, accepted[:, None])
-        before = chain.gather(1, accepted[:, None])
-        state.lengths.index_copy_(0, slots, lengths + accepted + 1)
-        state.last.index_copy_(0, slots, torch.cat((before, last), 1))
-        return torch.cat((accepted[:, None], outcomes), 1)
+        last = self._state.last.index_select(0, slots)
+        drafts = self._draft(slots, last, steps, kind) if steps else []
+        chain = torch.stack([last[:, 1], *drafts], 1)
+        outcomes = self._judge(slots, chain, kind)
+        return settle(self._state.lengths, self._state.last, slots, chain, outcomes)
 
-    def _draft(self, slots: Tensor, lengths: Tensor, steps: int, kind: Kind) -> list[Tensor]:
-        """The drafts of each row, int64 [rows] for each step."""
-        state, drafter = self._state, self._drafter
+    def _draft(self, slots: Tensor, last: Tensor, steps: int, kind: Kind) -> list[Tensor]:
+        """last: int64 [rows, 2]. The drafts of each row, int64 [rows] for each step."""
+        drafter, tables, count = self._drafter, self._state.draft_tables, len(slots)
         assert drafter is not None
-        plans = _plans(drafter)
-        tokens = state.last.index_select(0, slots).flatten()
-        positions = (lengths[:, None] + torch.arange(-2, 0, device=state.device)).clamp(min=0).flatten()
-        first = plans.chains(Places(state.draft_tables, slots, lengths - 2), 2)
-        logits = drafter.forward(tokens, positions, first, every=2)
-        drafts = [draw(logits, self._sampling(slots, lengths, 1, kind))]
-        for step, plan in enumerate(plans.steps(Places(state.draft_tables, slots, lengths), steps - 1)):
-            logits = drafter.forward(drafts[-1], lengths + step, plan)
-            drafts.append(draw(logits, self._sampling(slots, lengths + step + 1, 1, kind)))
+        fed, rows = last.flatten(), self._spread(slots, -2, 2)
+        logits = drafter.forward(fed, rows.positions, _plans(drafter).chains(self._places(tables, slots, -2), 2), 2)
+        drafts = [self._guess(logits, fed[1::2], rows.part(0, 2 * count, 2), kind)]
+        if steps == 1:
+            return drafts
+        rows, plans = self._spread(slots, 0, steps - 1, stepwise=True), self._places(tables, slots, 0)
+        for step, plan in enumerate(_plans(drafter).steps(plans, steps - 1)):
+            own = rows.part(step * count, (step + 1) * count)
+            logits = drafter.forward(drafts[-1], own.positions, plan)
+            drafts.append(self._guess(logits, drafts[-1], own, kind))
         return drafts
 
-    def _judge(self, slots: Tensor, lengths: Tensor, chain: Tensor, kind: Kind) -> Tensor:
-        """The outcomes after each token of the chains, int64 [rows, nodes]."""
-        state, count = self._state, chain.shape[1]
-        positions = lengths[:, None] + torch.arange(-1, count - 1, device=state.device)
-        plan = _plans(self._target).chains(Places(state.tables, slots, lengths - 1), count)
-        logits = self._target.forward(chain.flatten(), positions.flatten(), plan)
-        return draw(logits, self._sampling(slots, lengths, count, kind)).view(-1, count)
+    def _guess(self, logits: Tensor, fed: Tensor, rows: Spread, kind: Kind) -> Tensor:
+        drawn = draw(logits, kind.rows(rows.reals, rows.integers, 1))
+        return make_up(rows.integers, fed, logits.shape[1], self._odds[0]) if self._odds else drawn
 
-    def _sampling(self, slots: Tensor, first: Tensor, count: int, kind: Kind) -> SamplingRows:
-        """For `count` tokens of each row, from the position `first` on."""
-        own = slots.repeat_interleave(count)
-        at = (first[:, None] + torch.arange(count, device=first.device)).view(-1, 1)
-        return kind.rows(
-            self._state.reals.index_select(0, own), torch.cat((self._state.keys.index_select(0, own), at), 1), count
-        )
+    def _judge(self, slots: Tensor, chain: Tensor, kind: Kind) -> Tensor:
+        """The outcomes after each token of the chains, int64 [rows, nodes]."""
+        count, fed = chain.shape[1], chain.flatten()
+        rows = self._spread(slots, -1, count)
+        plan = _plans(self._target).chains(self._places(self._state.tables, slots, -1), count)
+        logits = self._target.forward(fed, rows.positions, plan)
+        drawn = draw(logits, kind.rows(rows.reals, rows.integers, count))
+        return (make_up(rows.integers, fed, logits.shape[1]) if self._odds else drawn).view_as(chain)
+
+    def _places(self, tables: Tensor, slots: Tensor, offset: int) -> Places:
+        return Places(tables, self._state.lengths, slots, offset)
+
+    def _spread(self, slots: Tensor, offset: int, count: int, stepwise: bool = False) -> Spread:
+        state = self._state
+        return spread(state.lengths, state.keys, state.reals, slots, offset, count, stepwise=stepwise)
 
 
 def _plans(engine: Engine) -> DevicePlans:
