@@ -86,7 +86,7 @@ def resolve(
         allowed_token_ids=tuple(sorted(set(request.allowed_token_ids or ()))),
         bad_words=bad_words,
         logprobs=schema.logprobs(request),
-        prompt_logprobs=request.prompt_logprobs,
+        prompt_logprobs=schema.prompt_logprobs(request),
         constraint=constraint,
     )
     _check_support(params, limits.vocab_size)

@@ -163,6 +163,13 @@ def logprobs(request: GenerationRequest) -> int | None:
     return request.logprobs if isinstance(request, CompletionRequest) else None
 
 
+def prompt_logprobs(request: GenerationRequest) -> int | None:
+    """The same for the prompt: a completion that echoes it has the logprobs of the whole text."""
+    if request.prompt_logprobs is None and request.echo and isinstance(request, CompletionRequest):
+        return request.logprobs
+    return request.prompt_logprobs
+
+
 def biases(request: GenerationRequest) -> tuple[tuple[int, float], ...]:
     """logit_bias by token, in the order of the ids."""
     return tuple(sorted((int(token), value) for token, value in (request.logit_bias or {}).items() if value))

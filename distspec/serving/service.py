@@ -171,7 +171,8 @@ class Service:
         seed = secrets.randbits(48) if request.seed is None else request.seed
         asked = request.speculation or schema.SpeculationField()
         speculation = SpeculationChoice(policy=asked.policy, num_speculative_tokens=asked.num_speculative_tokens)
-        banned = await asyncio.to_thread(sampling.bad_words, request.bad_words or (), self.text, self.limits)
+        words = request.bad_words
+        banned = await asyncio.to_thread(sampling.bad_words, words, self.text, self.limits) if words else ()
         constraint = sampling.constraint(request)
         keep = sampling.prompt_room(request, self.limits)
         jobs = []

@@ -50,6 +50,24 @@ def test_a_chat_is_one_prompt(driver: Driver, client: TableClient) -> None:
     assert one.token_ids == two.token_ids == ids.token_ids
 
 
+def test_logprobs_are_a_number_for_texts_and_chats(driver: Driver, client: TableClient) -> None:
+    for prompt in ("hi", [{"role": "user", "content": "hi"}]):
+        for count in (0, 3):
+            driver.generate(prompt, max_tokens=1, logprobs=count)
+            assert client.submitted[-1][1].logprobs == count
+        with pytest.raises(InvalidField) as caught:
+            driver.generate(prompt, logprobs=21)
+        assert caught.value.field == "logprobs"
+
+
+def test_biases_may_be_named_by_number(driver: Driver, client: TableClient) -> None:
+    driver.generate("hi", max_tokens=1, logit_bias={7: 1.5, 3: -100})
+    assert client.submitted[-1][1].logit_bias == ((3, -100), (7, 1.5))
+    with pytest.raises(InvalidField) as caught:
+        driver.generate("hi", logit_bias={True: 1})
+    assert caught.value.field == "logit_bias"
+
+
 def test_a_stream_is_the_completion_in_pieces(driver: Driver) -> None:
     [whole] = driver.generate("a", seed=2, max_tokens=30, policy="sd")
     chunks = list(driver.stream("a", seed=2, max_tokens=30, policy="sd"))

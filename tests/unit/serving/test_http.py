@@ -92,8 +92,11 @@ async def test_a_completion_has_openais_shape(http: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("n", [1, 3])
-async def test_streamed_and_whole_answers_are_the_same(http: httpx.AsyncClient, path: str, n: int) -> None:
-    asked: dict[str, Any] = {"seed": 11, "max_tokens": 30, "n": n, "stop": ["x", "q", "zz"]}
+@pytest.mark.parametrize("ends", [{}, {"include_stop_str_in_output": True, "min_tokens": 20, "stop_token_ids": [77]}])
+async def test_streamed_and_whole_answers_are_the_same(
+    http: httpx.AsyncClient, path: str, n: int, ends: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"seed": 11, "max_tokens": 30, "n": n, "stop": ["x", "q", "zz"], **ends}
     asked |= {"prompt": ["a", "漢"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     whole = await post(http, asked, path)
     streamed = await events(http, asked | {"stream_options": {"include_usage": True}}, path)

@@ -106,7 +106,8 @@ def test_every_parameter_arrives(service: Service, body: dict[str, Any], prompt:
         assert dict(params.logit_bias) == {int(id): bias for id, bias in asked("logit_bias", {}).items() if bias}
         assert params.allowed_token_ids == tuple(sorted(asked("allowed_token_ids", [])))
         assert params.stop_token_ids == tuple(sorted(stops))
-        assert (params.logprobs, params.prompt_logprobs) == (count, asked("prompt_logprobs", None))
+        of_prompt = asked("prompt_logprobs", count if asked("echo", False) else None)
+        assert (params.logprobs, params.prompt_logprobs) == (count, of_prompt)
         stop = asked("stop", [])
         assert job.stops == ((stop,) if isinstance(stop, str) else tuple(stop))
         assert job.include_stop == asked("include_stop_str_in_output", False)
