@@ -1,14 +1,16 @@
 """The processor chain by the book: one row, one token after the other, in plain Python over the whole text.
 
-Shares no code with the package's own; only float32 is the same, since sums and products must round alike.
+Shares no code with the package's own. Numbers are float32 at every step, since sums and products must round alike.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from random import Random
 
+import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
@@ -24,21 +26,22 @@ def edited(logits: Tensor, text: Sequence[int], params: SamplingParams) -> Tenso
     if all(getattr(params, name) == getattr(SamplingParams(max_tokens=1), name) for name in _EDITS):
         return logits
     output = list(text[params.prompt_tokens :])
-    scores = list(logits.clone())
+    repetition, presence, frequency = (
+        np.float32(value) for value in (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    )
+    scores = list(logits.cpu().numpy())
     forbidden = _forbidden(len(scores), output, params)
     for token in range(len(scores)):
         if token in forbidden:
-            scores[token] = torch.tensor(-math.inf)
+            scores[token] = -np.float32(np.inf)
         for biased, value in params.logit_bias:
             if biased == token:
-                scores[token] = scores[token] + torch.tensor(value)
-        if params.repetition_penalty != 1 and token in text:
-            factor = torch.tensor(params.repetition_penalty)
-            scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+                scores[token] = scores[token] + np.float32(value)
+        if token in text:
+            scores[token] = scores[token] / repetition if scores[token] > 0 else scores[token] * repetition
         if token in output:
-            scores[token] = scores[token] - torch.tensor(params.frequency_penalty) * output.count(token)
-            scores[token] = scores[token] - torch.tensor(params.presence_penalty)
-    return torch.stack(scores)
+            scores[token] = scores[token] - frequency * np.float32(output.count(token)) - presence
+    return torch.tensor(np.array(scores), device=logits.device)
 
 
 def _forbidden(vocab: int, output: list[int], params: SamplingParams) -> set[int]:
@@ -47,8 +50,28 @@ def _forbidden(vocab: int, output: list[int], params: SamplingParams) -> set[int
     allowed = set(params.allowed_token_ids) or every
     banned = set()
     for *before, last in params.bad_words:
-        if output[len(output) - len(before) :] == before and len(output) >= len(before):
+        if len(output) >= len(before) and output[len(output) - len(before) :] == before:
             banned.add(last)
     if len(output) < params.min_tokens:
         banned |= set(params.stop_token_ids)
     return every - (allowed - banned or allowed)
+
+
+def wish(random: Random, params: SamplingParams, vocab: int) -> SamplingParams:
+    """These parameters with some edits, any number of them, of tokens of this vocabulary."""
+
+    def some(most: int) -> tuple[int, ...]:
+        return tuple(random.sample(range(vocab), random.randint(1, most)))
+
+    edits: dict[str, object] = {
+        "allowed_token_ids": some(vocab // 2),
+        "bad_words": tuple((*some(2), token) if random.random() < 0.5 else (token,) for token in some(vocab // 4)),
+        "min_tokens": random.randint(1, params.max_tokens),
+        "logit_bias": tuple((token, random.uniform(-5, 5)) for token in some(vocab // 3)),
+        "repetition_penalty": random.uniform(0.5, 2),
+        "presence_penalty": random.uniform(-2, 2),
+        "frequency_penalty": random.uniform(-2, 2),
+    }
+    # Penalties are what depends on paths, and a row that may be little depends on little.
+    odds = {name: 0.2 if name == "allowed_token_ids" else 0.6 if name.endswith("penalty") else 0.4 for name in edits}
+    return replace(params, **{name: value for name, value in edits.items() if random.random() < odds[name]})

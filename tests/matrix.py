@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from distspec import config
 from distspec.coordinator.context import Settings
@@ -61,6 +62,16 @@ LONG = tuple(7 * i * i % 96 for i in range(70))
 REPEATED = (5, 9, 2, 11, 3) * 5
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=24, seed=2**63 + 11)
+EDITED = SamplingParams(
+    max_tokens=24,
+    seed=5,
+    temperature=1.4,
+    logit_bias=((5, 3.0), (9, 3.0), (70, -4.0)),
+    bad_words=((5, 9), (9, 2), (11,)),
+    presence_penalty=-1.5,
+    frequency_penalty=0.9,
+    repetition_penalty=0.8,
+)
 CUT = SamplingParams(max_tokens=24, seed=77, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02)
 
 REQUESTS: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
@@ -71,6 +82,9 @@ REQUESTS: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
     "seeded, repeated": (REPEATED[:-2], SEEDED),
     "truncated, a shared prefix": (LONG[:67], CUT),
     "stopped": ((*REPEATED, 8), SamplingParams(max_tokens=24, seed=2**63 + 11, stop_token_ids=(49,))),
+    "greedy, penalized": (REPEATED, replace(GREEDY, frequency_penalty=0.7, repetition_penalty=1.4)),
+    "edited, repeated": (REPEATED[:-4], EDITED),
+    "edited, a shared prefix": (LONG[:65], replace(CUT, min_tokens=9, stop_token_ids=tuple(range(40)))),
 }
 READERS = ("eagle", "eagle3", "mtp", "dflash")
 """Drafters that read features, which targets send to the draft worker."""

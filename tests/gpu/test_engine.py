@@ -54,7 +54,7 @@ def test_draws_are_those_of_a_cpu() -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_mix_draws_what_plain_sequences_draw(model: Llama, page_size: int, seed: int) -> None:
-    mix_and_check(model, random.Random(seed), page_size, sampled=bool(seed % 2))
+    mix_and_check(model, random.Random(seed), page_size, sampled=bool(seed % 2), edited=seed > 1)
 
 
 def test_the_pool_takes_what_is_left_of_the_share() -> None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from distspec.models import random_model, save_pretrained
 from distspec.models.llama import Llama
-from tests.matrix import CPU, REQUESTS, SHAPE, Answers
+from tests.matrix import CPU, GREEDY, REQUESTS, SHAPE, Answers
 from tests.teacher import plain
 
 
@@ -36,7 +36,7 @@ def answers(target: Llama, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     right = {}
     for key, (prompt, params) in REQUESTS.items():
         right[key] = plain(target, prompt, params)
-        if params.temperature == 0:
+        if params == GREEDY:
             ids = torch.tensor([prompt])
             out = theirs.generate(ids, max_new_tokens=params.max_tokens, do_sample=False, eos_token_id=None)
             assert out[0, len(prompt) :].tolist() == right[key][0]

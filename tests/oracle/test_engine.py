@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from distspec import config
@@ -18,7 +19,7 @@ from distspec.models import Taps, random_model, save_pretrained
 from distspec.models.llama import Llama
 from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import SamplingRows, gumbel, process
-from tests import causal
+from tests import causal, chain
 from tests.shapes import TINY
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def assert_features(target: Engine, slot: int) -> None:
 def assert_drawn(model: Llama, path: list[int], token: int | None, params: SamplingParams) -> None:
     """`token` is what the plain model draws after `path`: the best score, or one within MARGIN of it."""
     assert token is not None
-    scores = causal.logits(model, path)[-1:].cpu()
+    scores = chain.edited(causal.logits(model, path)[-1].cpu(), path, params)[None]
     if params.temperature:
         rows = SamplingRows.of([params], [len(path)], CPU)
         noise = gumbel(rows.seed, rows.choice, rows.position, scores.shape[1])
@@ -69,7 +70,7 @@ class Text:
 
     def __init__(self, engine: Engine, prompt: list[int], params: SamplingParams) -> None:
         self.engine = engine
-        self.params = params
+        self.params = params = replace(params, prompt_tokens=len(prompt))
         self.slot = engine.open(prompt, params)
         self.tokens = prompt[: engine.sequence(self.slot).length]
         self.todo = prompt[len(self.tokens) :]
@@ -123,14 +124,14 @@ class Text:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([1, 4, 16, 64]), st.booleans())
+@given(st.integers(0, 2**32), st.sampled_from([1, 4, 16, 64]), st.booleans(), st.booleans())
 def test_any_mix_of_chunks_tokens_and_trees_draws_what_plain_sequences_draw(
-    model: Llama, seed: int, page_size: int, sampled: bool
+    model: Llama, seed: int, page_size: int, sampled: bool, edited: bool
 ) -> None:
-    mix_and_check(model, random.Random(seed), page_size, sampled)
+    mix_and_check(model, random.Random(seed), page_size, sampled, edited)
 
 
-def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bool) -> None:
+def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bool, edited: bool) -> None:
     """Six steps of random segments over up to five slots; each outcome and feature is held to a plain sequence."""
     target = engine(model, page_size, taps=TAPS)
     texts: list[Text] = []
@@ -138,6 +139,9 @@ def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bo
     for _ in range(6):
         if len(texts) < 5:
             params = SamplingParams(max_tokens=1, seed=draw.getrandbits(64), top_p=0.9) if sampled else GREEDY
+            if edited and draw.random() < 0.8:
+                params = replace(params, max_tokens=20, stop_token_ids=(3, 5), min_p=draw.choice([0, 0.02]))
+                params = chain.wish(draw, params, TINY.vocab_size)
             prompt = shared[: draw.randint(1, 70)] + [
                 draw.randrange(TINY.vocab_size) for _ in range(draw.randint(0, 30))
             ]
