@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from distspec.errors import InvalidField
 from distspec.serving import prompts, schema
 from distspec.serving.limits import Limits
-from distspec.serving.schema import CompletionRequest
+from distspec.serving.schema import ChatRequest, CompletionRequest
 
 
 class Unread(list[Any]):
@@ -54,3 +55,9 @@ def test_the_longest_prompt_is_taken(limits: Limits) -> None:
 def test_ids_and_text_do_not_mix(limits: Limits, mixed: list[Any]) -> None:
     with pytest.raises(InvalidField, match="prompt"):
         prompts.prompts(mixed, limits)
+
+
+def test_every_field_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    fields = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__}
+    assert {field for field in fields if f"`{field}`" not in page} == set()
