@@ -19,7 +19,7 @@ from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import Cancel, Fault, Hello, Message, Output, Refused, Submit
-from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
+from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs, Usage
 from distspec.transfer.base import End
 from distspec.workers.compute import Later, Work
 from tests.wire import Port, Wire
@@ -40,6 +40,8 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     finished: str | None = None
     usage: Usage | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass
@@ -201,6 +203,8 @@ class Fleet:
         assert output.error is None, output
         stream.tokens += output.tokens
         stream.finished, stream.usage = output.finish_reason, output.usage
+        stream.logprobs += output.logprobs
+        stream.prompt_logprobs += output.prompt_logprobs
 
     # -- the end -----------------------------------------------------------------------------------
 

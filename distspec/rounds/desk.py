@@ -43,7 +43,7 @@ from distspec.rounds.features import features, reader
 from distspec.rounds.held import Held, Holdings
 from distspec.rounds.lease import begin, draft
 from distspec.rounds.round import Round
-from distspec.rounds.work import Work
+from distspec.rounds.work import Work, gives_prompt
 
 Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
 
@@ -113,7 +113,8 @@ class Desk:
         reason = "state"
         if message.tokens and message.params is not None:
             try:
-                held = self._held.open(message.request, message.epoch, message.tokens, message.params)
+                use_cache = not gives_prompt(message, message.params)
+                held = self._held.open(message.request, message.epoch, message.tokens, message.params, use_cache)
             except OutOfSlots:
                 reason = "slots"
             else:
@@ -176,7 +177,8 @@ class Desk:
         held.fresh = False
         tokens, arrival = message.tokens[cached:], next(self._arrivals)
         if isinstance(message, Extend):
-            held.work = Work(message, tokens, arrival, cached, held.remaining(message))
+            gives = gives_prompt(message, held.params)
+            held.work = Work(message, tokens, arrival, cached, held.remaining(message), gives)
         else:
             held.lease, held.emitted, held.told = message, message.emitted, 0
             held.shape, held.most = message.shape, message.nodes
@@ -258,6 +260,8 @@ class Desk:
             cached=work.cached,
             span=span,
             step=work.step,
+            logprobs=tuple(work.logprobs),
+            prompt_logprobs=tuple(work.given),
         )
         self._muster.answered(held.request, len(work.outcomes), ended_s)
         return [verdict, *self._advance(held)]
@@ -284,6 +288,7 @@ class Desk:
             span=span,
             step=work.step,
             drafting=work.drafting,
+            logprobs=ended.logprobs,
         )
 
     def _features(self, request: int, start: int, text: Sequence[int]) -> Tensor:

@@ -42,16 +42,17 @@ class Pair(Round):
         assert outcome.root is not None
         self.tokens.clear()
         self.bet, self.drawn = segment.bet, (outcome.root, *outcome.nodes)
+        self.logprobs = outcome.logprobs
         self.began_s, self.step = began_s, step
 
     def end(self, engine: Engine, slot: int, params: SamplingParams, emitted: int) -> Ended:
-        first = self.drawn[0]
+        first, logprobs = self.drawn[0], tuple(self.logprobs)
         reason = finish_reason(params, emitted + 1, first)
         if self.bet is None:
-            return Ended((first,), 0, 0, reason)
+            return Ended((first,), 0, 0, reason, logprobs)
         if self.bet != first:
             engine.sequence(slot).retract(1)
-            return Ended((first,), 1, 0, reason)
+            return Ended((first,), 1, 0, reason, logprobs[:1])
         if reason is not None:
-            return Ended((first,), 1, 1, reason)
-        return Ended(self.drawn, 1, 1, finish_reason(params, emitted + 2, self.drawn[1]))
+            return Ended((first,), 1, 1, reason, logprobs[:1])
+        return Ended(self.drawn, 1, 1, finish_reason(params, emitted + 2, self.drawn[1]), logprobs)

@@ -15,19 +15,20 @@ from torch import Tensor
 from distspec.drafters.base import Proposal
 from distspec.drafters.sprout import worth
 from distspec.engine import Engine, Segment
-from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, finish_reason
+from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, TokenLogprobs, finish_reason
 from distspec.rounds.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """tokens: emitted by a round, at least one. drafted, accepted: nodes judged, and kept. reason: why the stream
-    ended, if it did."""
+    ended, if it did. logprobs: of the tokens, where the slot asks for them."""
 
     tokens: tuple[int, ...]
     drafted: int
     accepted: int
     reason: str | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Round(Work):
@@ -55,7 +56,9 @@ class Round(Work):
         walk = accept(self.judged, self.outcomes, params, emitted)
         dead = tuple(node.id for node in self.judged if node.id not in walk.path)
         engine.commit(slot, walk.path, dead)
-        return Ended(walk.tokens, len(self.judged), len(walk.path), walk.ended)
+        told = dict(zip((node for node, _ in self.outcomes), self.logprobs, strict=False))
+        logprobs = tuple(told[node] for node in (ROOT, *walk.path)[: len(walk.tokens)] if node in told)
+        return Ended(walk.tokens, len(self.judged), len(walk.path), walk.ended, logprobs)
 
 
 @dataclass(frozen=True, slots=True)
