@@ -169,6 +169,31 @@ def measure_policies(
         (bars.draw_live if simulate is None else bars.draw_simulated)(rows, png)
 
 
+@app.command("round")
+def measure_rounds(
+    pairs: Annotated[str, typer.Option(help="Of models, target and drafter; see the names after `random:`.")] = (
+        "llama-8b+llama-1b,qwen3-32b+qwen3-0.6b"
+    ),
+    batch: Annotated[str, typer.Option(help="Numbers of requests.")] = "1,8,64",
+    steps: Annotated[str, typer.Option(help="Numbers of drafts of a round.")] = "1,4",
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a guess is right.")] = 0.8,
+    rounds: Annotated[int, typer.Option(min=2, help="Of each cell.")] = 60,
+    overrides: Overrides = None,
+    json: Json = None,
+) -> None:
+    """Tokens per second of rounds with target and drafter on one GPU, over plain decoding, with random weights; how
+    long the GPU is idle; and the same where each round is read before the next is launched."""
+    from distspec.bench import round as rounds_of
+    from distspec.bench.policies import numbers
+    from distspec.bench.report import report
+    from distspec.config import load
+
+    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("steps", steps))]
+    options = load("local", overrides or ()).engine
+    rows = rounds_of.measure(pairs.split(","), sizes[0], sizes[1], acceptance, rounds, options)
+    report(rows, json, rounds_of.FIGURES)
+
+
 def _refuse_simulated(**options: str | bool | None) -> None:
     for name, value in options.items():
         if value:

@@ -97,7 +97,7 @@ class Steps:
                 engine.commit(slot, (), drop=range(nodes))
                 engine.sequence(slot).retract(1)
         context: Context = {**self._context, "rows": batch * (1 + nodes)}
-        bound = self._bytes(batch) / self._bandwidth * 1e3
+        bound = step_bytes(self._model, batch) / self._bandwidth * 1e3
         times = {"step": walls, "graph": replays} if engine.graphs is not None else {"step": walls}
         return [
             row(f"engine/{self._shape}/{name}/{what}", median(found[3:]) * 1e3, "ms", bound, context)
@@ -115,11 +115,12 @@ class Steps:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
 
-    def _bytes(self, batch: int) -> int:
-        """Of all weights that a step reads, and of the KV of its requests."""
-        model = self._model.config
-        weights = sum(
-            tensor.nbytes for name, tensor in self._model.weights.items() if name != "embedding" or model.tie_embeddings
-        )
-        position = KVPool.position_bytes(model.num_layers, model.num_kv_heads, model.head_dim, HALF)
-        return weights + batch * CONTEXT * position
+
+def step_bytes(model: Llama, requests: int) -> int:
+    """Of all weights that a step reads, and of the KV of so many requests of CONTEXT tokens."""
+    shape = model.config
+    weights = sum(
+        tensor.nbytes for name, tensor in model.weights.items() if name != "embedding" or shape.tie_embeddings
+    )
+    position = KVPool.position_bytes(shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype)
+    return weights + requests * CONTEXT * position

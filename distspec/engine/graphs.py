@@ -105,7 +105,7 @@ class Graphs:
             try:
                 self._graphs[bucket] = self._capture(bucket, stream)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 failed.append(bucket.rows)
                 torch.cuda.empty_cache()
@@ -149,7 +149,7 @@ def _logits(rows: int, vocab: int, device: torch.device) -> Tensor:
     return _logits(rows // 2, vocab, device)
 
 
-def _out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether this, or what it came from, is that: a capture that fails ends with an error of its own."""
     while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
         error = error.__context__

@@ -10,6 +10,7 @@ before, but only before anybody who got them since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from distspec.engine.engine import Engine
+from distspec.engine.rolling_graphs import Bucket, RoundGraphs
 from distspec.engine.rolling_round import Round
 from distspec.engine.rolling_state import Kind, State
 from distspec.kv.sequence import Sequence
@@ -34,10 +36,14 @@ class _Row:
     draft_known: list[int] = field(default_factory=list)
 
 
+Results = Callable[[], list[list[int]]]
+"""Waits for results of a round, see Round, and returns them."""
+
+
 class Flight:
     """One round that was launched. slots: in it, in order; steps: drafts of each."""
 
-    def __init__(self, slots: tuple[int, ...], steps: int, rows: list[_Row], results: Tensor) -> None:
+    def __init__(self, slots: tuple[int, ...], steps: int, rows: list[_Row], results: Results) -> None:
         self.slots = slots
         self.steps = steps
         self._rows = rows
@@ -48,7 +54,7 @@ class Flight:
         target's own. Waits for this round, and for none that was launched later. Once only."""
         rows, self._rows = self._rows, []
         found = []
-        for row, (accepted, *outcomes) in zip(rows, self._results.tolist(), strict=True):
+        for row, (accepted, *outcomes) in zip(rows, self._results(), strict=True):
             row.bound -= self.steps - accepted
             found.append(tuple(outcomes[: accepted + 1]))
         return found
@@ -68,12 +74,23 @@ class Rolling:
         self._state = State(target, drafter)
         self._round = Round(self._state, target, drafter, odds)
         self._rows: dict[int, _Row] = {}
+        self._graphs = RoundGraphs(self._round, self._state) if target.graphs is not None else None
+        cuda = target.device.type == "cuda"
+        self._copies = torch.cuda.Stream(target.device) if cuda else None  # type: ignore[no-untyped-call]
 
     def can(self, steps: int) -> bool:
         """Whether rounds of so many drafts run here; 0: plain decoding."""
         return self._target.plans is not None and (
             steps == 0 or (self._drafter is not None and self._drafter.plans is not None)
         )
+
+    @torch.inference_mode()
+    def prepare(self, steps: int) -> None:
+        """Capture the graphs of rounds of so many drafts now, largest first, so that the others reuse its memory; else
+        each waits for its first round."""
+        if self._graphs is not None:
+            for power in reversed(range((self._target.slots - 1).bit_length() + 1)):
+                self._graphs.captured(Bucket(1 << power, steps, truncates=False))
 
     @torch.inference_mode()
     def enter(self, slot: int, root: int, draft_slot: int | None) -> None:
@@ -108,10 +125,31 @@ class Rolling:
         rows = [self._rows[slot] for slot in slots]
         self._update(slots, rows, steps)
         kind = Kind.of([self._target.params(slot) for slot in slots])
-        results = self._round(self._state.upload(slots), steps, kind)
+        results = self._graphs.run(slots, steps, kind) if self._graphs is not None else None
+        if results is None:
+            results = self._round(self._state.upload(slots), steps, kind)
         for row in rows:
             row.bound += steps + 1
-        return Flight(tuple(slots), steps, rows, results)
+        return Flight(tuple(slots), steps, rows, self._sent(results))
+
+    def _sent(self, results: Tensor) -> Results:
+        """To the host, beside what is launched next."""
+        if self._copies is None:
+            return results.tolist
+        own = results.clone()  # the next round writes to the same place
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            host.copy_(own, non_blocking=True)
+            arrived.record()
+        own.record_stream(self._copies)
+
+        def results_there() -> list[list[int]]:
+            arrived.synchronize()
+            return host.tolist()
+
+        return results_there
 
     def _check(self, slot: int, steps: int) -> None:
         row, reach = self._rows[slot], self.reach(slot, steps)
