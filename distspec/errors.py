@@ -15,6 +15,7 @@
     |  |- HandshakeRefused     names what differs
     |  |- LinkLost             a link ended; its peer comes back as a new incarnation
     |  `- IllegalTransition    nothing was changed
+    |- BadConstraint           no grammar, or one that allows nothing; says what is wrong with it
     |- OutOfPages              nothing was allocated
     |- OutOfSlots              nothing was allocated
     |- TransferFailed          a KV link broke; its pages are safe to reuse
@@ -150,6 +151,10 @@ class LinkLost(ProtocolError):
 
 class IllegalTransition(ProtocolError):
     """An event that the present state does not allow; nothing was changed."""
+
+
+class BadConstraint(DistspecError):
+    """What an output must be is no grammar, or one that cannot be held to, or allows nothing."""
 
 
 class OutOfPages(DistspecError):

@@ -1,0 +1,176 @@
+"""From a constraint to a compiled grammar over one vocabulary, by xgrammar (Dong et al., arXiv 2411.15100).
+
+Knows constraints, tokenizers and xgrammar's compiler. Does not know requests, caches, threads or time limits.
+
+JSON is written without white space: the shortest valid text, which ends by itself, where free white space would let a
+model pad for ever. Properties come in the schema's order, and objects that name properties hold no others unless the
+schema says additionalProperties. A regex matches the whole output. Schemas inside structural tags may use white space.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distspec.constraints.schema import exact
+from distspec.errors import BadConstraint
+from distspec.protocol.values import Constraint
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
+
+KINDS = ("json_object", "json_schema", "regex", "grammar", "structural_tag")
+_COMPACT: dict[str, Any] = {"any_whitespace": False, "separators": (",", ":")}
+_CACHE_BYTES = 1 << 28
+"""Of parts that grammars share."""
+_NOT_IN_STRINGS = ('"', "\\", *map(chr, range(32)))
+"""What JSON only spells escaped."""
+
+
+class Compiler:
+    """tokenizer: a transformers PreTrainedTokenizerFast; vocab_size: of the model; stop_ids: tokens that end an answer.
+
+    Special tokens have no text, so no grammar allows them, but for stop_ids at its end. Control characters, which
+    xgrammar's strings of bounded length would allow, have no place in JSON without white space: there, tokens with
+    them have no text either.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, stop_ids: Iterable[int]) -> None:
+        stop_ids = list(stop_ids)
+        special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        tokens = [""] * vocab_size
+        for token, id in tokenizer.get_vocab().items():
+            if id < vocab_size and id not in special:
+                tokens[id] = token
+        info = _info(tokenizer, tokens, stop_ids)
+        control = re.compile(rb"[\x00-\x1f]")
+        clean = ["" if control.search(text) else token for token, text in zip(tokens, info.decoded_vocab, strict=True)]
+        self._any = _compiler(info)
+        self._json = _compiler(_info(tokenizer, clean, stop_ids))
+
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
+        """May take long, and much memory. Raises BadConstraint for what is no such grammar, or allows no text."""
+        try:
+            compiled = self._compile(constraint)
+        except BadConstraint:
+            raise
+        except Exception as error:  # xgrammar says in many types what is wrong with a text that is not ours
+            raise BadConstraint(_reason(error)) from None
+        if not _first_mask(compiled).any():
+            raise BadConstraint("no text is allowed")
+        return compiled
+
+    def _compile(self, constraint: Constraint) -> CompiledGrammar:
+        kind, text = constraint.kind, constraint.text
+        if kind == "json_object":
+            return self._json.compile_json_schema('{"type":"object"}', **_COMPACT)
+        if kind == "json_schema":
+            return self._json.compile_json_schema(json.dumps(exact(_loads(text), keeps_strings)), **_COMPACT)
+        if kind == "regex":
+            return self._any.compile_regex(text)
+        if kind == "grammar":
+            return self._any.compile_grammar(text)
+        if kind == "structural_tag":
+            return self._any.compile_structural_tag(json.dumps(_exact_inside(_tag(_loads(text)))))
+        raise BadConstraint(f"kind {kind!r}, need one of {', '.join(KINDS)}")
+
+
+def keeps_strings(pattern: str) -> bool:
+    """Whether xgrammar's grammar of a pattern, between quotes, spells a JSON string whatever it matches.
+
+    Most patterns become automata of JSON strings. Others, such as those with letters beyond ASCII, become plain rules,
+    in which neither a literal nor a class may hold what JSON must escape.
+    """
+    import xgrammar
+
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    rules = str(xgrammar.Grammar.from_json_schema(schema, **_COMPACT)).splitlines()
+    own = [rule.partition("::=")[2] for rule in rules if rule.startswith("root")][1:]  # the first puts the quotes
+    if any("json_string=true" in rule for rule in own):
+        return True
+    parts = [part for rule in own for part in _PARTS.findall(rule)]
+    literals = [ast.literal_eval(part) for part in parts if part.startswith('"')]
+    classes = [re.compile(part) for part in parts if part.startswith("[")]
+    return not any(bad in text for bad in _NOT_IN_STRINGS for text in literals) and not any(
+        some.fullmatch(bad) for bad in _NOT_IN_STRINGS for some in classes
+    )
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """A grammar in xgrammar's EBNF: exactly one of these texts."""
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
+"""Literals and classes of a rule, both of which Python reads as EBNF does."""
+_PLACE = re.compile(r"^\[[\d:]+\] \S+ (Check failed: .* is false: )?")
+
+
+def _info(tokenizer: Any, tokens: list[str], stop_ids: list[int]) -> TokenizerInfo:
+    """tokens: as the tokenizer spells them, in its own way to spell bytes."""
+    import xgrammar  # takes seconds, and most workers never need it
+
+    found = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokens), stop_token_ids=stop_ids)
+    return xgrammar.TokenizerInfo(
+        tokens,
+        found.vocab_type,
+        vocab_size=len(tokens),
+        stop_token_ids=stop_ids,
+        add_prefix_space=found.add_prefix_space,
+    )
+
+
+def _compiler(info: TokenizerInfo) -> GrammarCompiler:
+    import xgrammar
+
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
+
+
+def _tag(asked: Any) -> Any:
+    """A structural tag as xgrammar reads it now. OpenAI-like servers also take `structures`, each a begin, a schema and
+    an end, and `triggers`."""
+    if not isinstance(asked, dict) or "structures" not in asked:
+        return asked
+    tags = [
+        {"begin": item["begin"], "content": {"type": "json_schema", "json_schema": item["schema"]}, "end": item["end"]}
+        for item in asked["structures"]
+    ]
+    found = {"type": "triggered_tags", "triggers": asked["triggers"], "tags": tags}
+    return {"type": "structural_tag", "format": found}
+
+
+def _exact_inside(tag: Any) -> Any:
+    """A structural tag whose schemas are exact."""
+    if isinstance(tag, list):
+        return [_exact_inside(item) for item in tag]
+    if not isinstance(tag, dict):
+        return tag
+    own = ("json_schema",) if tag.get("type") == "json_schema" else ()
+    return {name: exact(item, keeps_strings) if name in own else _exact_inside(item) for name, item in tag.items()}
+
+
+def _first_mask(compiled: CompiledGrammar) -> Any:
+    """int32 [1, ceil(vocab / 32)]: what an output may begin with."""
+    import xgrammar
+
+    mask = np.zeros((1, -(-compiled.tokenizer_info.vocab_size // 32)), dtype=np.int32)
+    xgrammar.GrammarMatcher(compiled).fill_next_token_bitmask(mask, 0)
+    return mask
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadConstraint(f"not JSON: {error}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what went wrong, without xgrammar's own time and place of it."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _PLACE.sub("", first)

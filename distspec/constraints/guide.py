@@ -1,0 +1,58 @@
+"""The constraint of one slot: its grammar once that is compiled, and masks by it.
+
+Knows one request's constraint and where its output begins. Does not know slots, steps, or who compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from distspec.constraints.grammars import Grammars
+from distspec.constraints.matcher import Matcher
+from distspec.errors import BadConstraint
+from distspec.protocol.values import SamplingParams
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
+
+
+class Guide:
+    """Nothing may be asked of it before it is ready. See sampling.editor.Masker."""
+
+    def __init__(self, found: Future[CompiledGrammar], begin: int) -> None:
+        self._found = found
+        self._begin = begin
+        self._matcher: Matcher | None = None
+
+    @classmethod
+    def of(cls, params: SamplingParams, grammars: Grammars | None) -> Guide | None:
+        """None for a request without a constraint. grammars None: there is no tokenizer, so it can not be held to."""
+        if params.constraint is None:
+            return None
+        if grammars is not None:
+            return cls(grammars.find(params.constraint), params.prompt_tokens)
+        failed: Future[CompiledGrammar] = Future()
+        failed.set_exception(BadConstraint("the model has no tokenizer here"))
+        return cls(failed, params.prompt_tokens)
+
+    def is_ready(self) -> bool:
+        """The grammar is compiled. Raises BadConstraint if it never will be."""
+        if not self._found.done():
+            return False
+        self._found.result()
+        return True
+
+    def fill(self, text: Sequence[int], paths: Sequence[Sequence[int]], bits: Tensor) -> None:
+        """Write into bits[i] what may come after text and then paths[i]; see Matcher.fill."""
+        self.at(text).fill(paths, bits)
+
+    def at(self, text: Sequence[int]) -> Matcher:
+        """The matcher at the end of a text, prompt included."""
+        if self._matcher is None:
+            self._matcher = Matcher(self._found.result(), self._begin)
+        self._matcher.follow(text)
+        return self._matcher

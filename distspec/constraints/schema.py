@@ -1,0 +1,293 @@
+"""JSON schemas that a grammar can hold: what xgrammar would read too widely is made exact, or refused.
+
+Knows JSON Schema (draft 2020-12) and where xgrammar's grammars allow more than it. Does not know grammars, tokens or
+requests.
+
+A grammar may allow less than its schema (one order of properties, no white space), never more: what comes out must
+validate. So keywords that xgrammar ignores, alone or beside others, are an error that names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distspec.errors import BadConstraint
+
+Schema = dict[str, Any]
+
+_OF_TYPE = {
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "array": {"items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"},
+    "object": {
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "unevaluatedProperties",
+    },
+}
+_WHOLE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""Keywords beside which xgrammar looks at nothing else."""
+
+_UNSUPPORTED = (
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired"),
+    *("dependentSchemas", "dependencies", "additionalItems", "$dynamicRef", "$recursiveRef"),
+)
+_CONSTRAINING = {*_WHOLE, "type", *(name for names in _OF_TYPE.values() for name in names)}
+_MOST_REFERENCES = 32
+"""In a row, from one to the next."""
+_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+
+
+def exact(schema: object, keeps_strings: Callable[[str], bool] = lambda pattern: True) -> bool | Schema:
+    """The same schema, or one that allows less, as xgrammar reads it to the letter.
+
+    keeps_strings: whether a pattern only matches what may stand between quotes as it is. Raises BadConstraint that
+    names the keyword where there is no such schema.
+    """
+    try:
+        return _exact(schema, "", _Document(schema, keeps_strings))
+    except RecursionError:
+        raise BadConstraint("nested too deeply") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """root: what references lead into. keeps_strings: see exact."""
+
+    root: object
+    keeps_strings: Callable[[str], bool]
+
+
+def _exact(schema: object, at: str, document: _Document) -> bool | Schema:
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise BadConstraint(f"{at.rstrip('.') or 'schema'}: need an object or a boolean")
+    for name in _UNSUPPORTED:
+        if name in schema:
+            raise _refused(at, name, "not supported")
+    if schema.get("uniqueItems"):
+        raise _refused(at, "uniqueItems", "not supported")
+    found = _constraining({name: value for name, value in schema.items() if name in _CONSTRAINING}, at, document)
+    for name in ("$defs", "definitions"):
+        if name in schema:
+            found[name] = _exact_each(schema[name], at, name, document)
+    return found
+
+
+def _constraining(schema: Schema, at: str, document: _Document) -> Schema:
+    whole = [name for name in _WHOLE if name in schema]
+    if not whole:
+        return _typed(schema, at, document)
+    name, others = whole[0], schema.keys() - {whole[0], "type"}
+    if others or (name == "$ref" and "type" in schema):
+        beside = min(others or {"type"})
+        raise _refused(at, beside, f"not supported beside {name}")
+    if name == "$ref":
+        if not str(schema[name]).startswith("#"):
+            raise _refused(at, name, "refers to another document")
+        return schema
+    if name in ("const", "enum"):
+        return _values(schema, at)
+    return _branches(schema, name, at, document)
+
+
+def _values(schema: Schema, at: str) -> Schema:
+    """An enum of the values that are of the type that stands beside it."""
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise _refused(at, "enum", "need a list of values")
+    types = _types(schema, at)
+    fitting = [value for value in values if types is None or any(_is_a(value, kind) for kind in types)]
+    if not fitting:
+        raise _refused(at, "enum" if "enum" in schema else "const", f"no value of type {schema.get('type')!r}")
+    return {"enum": fitting}
+
+
+def _branches(schema: Schema, name: str, at: str, document: _Document) -> Schema:
+    options = schema[name]
+    if not isinstance(options, Sequence) or isinstance(options, str) or not options:
+        raise _refused(at, name, "need a list of schemas")
+    if name == "allOf" and len(options) > 1:
+        raise _refused(at, name, "only one schema is supported; write what they say together as one")
+    if "type" in schema:
+        options = [_with_type(option, schema["type"], f"{at}{name}.") for option in options]
+    branches = [_exact(option, f"{at}{name}[{i}].", document) for i, option in enumerate(options)]
+    if name == "oneOf":
+        for i, one in enumerate(options):
+            for j, other in enumerate(options[:i]):
+                if not _are_disjoint(one, other, document):
+                    need = "may both hold; use anyOf, or give them different types, or a required property each of"
+                    raise _refused(at, name, f"branches {j} and {i} {need} whose values differ")
+    return {"allOf" if name == "allOf" else "anyOf": branches}
+
+
+def _with_type(option: object, kind: object, at: str) -> object:
+    """A branch that says the type which stands beside the branches."""
+    if not isinstance(option, Mapping):
+        return {"type": kind} if option is True else option
+    if option.get("type", kind) != kind or any(name in option for name in _WHOLE if name not in ("const", "enum")):
+        raise _refused(at, "type", "say it in each branch, not beside them")
+    return {"type": kind, **option}
+
+
+def _typed(schema: Schema, at: str, document: _Document) -> Schema:
+    types = _types(schema, at)
+    if types is None:
+        families = [kind for kind, names in _OF_TYPE.items() if names & schema.keys()]
+        if len(families) > 1:
+            raise _refused(at, "type", f"missing, where there are keywords of {' and '.join(families)}")
+        if not families:
+            return schema
+        types, schema = families, {"type": families[0], **schema}
+    if len(types) > 1:
+        # One branch each, with the keywords of its own type.
+        return {"anyOf": [_typed({**schema, "type": kind}, at, document) for kind in types]}
+    kind = _family(types[0])
+    schema = {name: value for name, value in schema.items() if name == "type" or name in _OF_TYPE.get(kind, ())}
+    if kind == "string":
+        return _string(schema, at, document)
+    if kind == "array":
+        return _array(schema, at, document)
+    return _object(schema, at, document) if kind == "object" else schema
+
+
+def _string(schema: Schema, at: str, document: _Document) -> Schema:
+    if "pattern" in schema:
+        if not isinstance(schema["pattern"], str) or not document.keeps_strings(schema["pattern"]):
+            raise _refused(at, "pattern", "matches characters that JSON must escape")
+        for name in ("minLength", "maxLength"):
+            if name in schema:
+                raise _refused(at, name, "not supported beside pattern; say it in the pattern")
+    if len(schema) > 2:
+        schema.pop("format", None)  # a remark by the standard, which xgrammar would take in place of the others
+    return schema
+
+
+def _array(schema: Schema, at: str, document: _Document) -> Schema:
+    for name in ("items", "unevaluatedItems"):
+        if name in schema:
+            schema[name] = _exact(schema[name], f"{at}{name}.", document)
+    if "prefixItems" in schema:
+        items = schema["prefixItems"]
+        if not isinstance(items, Sequence) or isinstance(items, str):
+            raise _refused(at, "prefixItems", "need a list of schemas")
+        schema["prefixItems"] = [_exact(item, f"{at}prefixItems[{i}].", document) for i, item in enumerate(items)]
+    return schema
+
+
+def _object(schema: Schema, at: str, document: _Document) -> Schema:
+    """Every property that is required is one that is named, since xgrammar asks for no others."""
+    for name in ("properties", "patternProperties"):
+        if name in schema:
+            schema[name] = _exact_each(schema[name], at, name, document)
+    for pattern in schema.get("patternProperties", {}):
+        if not document.keeps_strings(pattern):
+            raise _refused(at, f"patternProperties.{pattern}", "matches characters that JSON must escape")
+    for name in ("additionalProperties", "unevaluatedProperties", "propertyNames"):
+        if name in schema:
+            schema[name] = _exact(schema[name], f"{at}{name}.", document)
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise _refused(at, "required", "need a list of names")
+    named = schema.get("properties", {})
+    others = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+    missing = [name for name in required if name not in named]
+    if missing:
+        if others is False or "patternProperties" in schema or "propertyNames" in schema:
+            raise _refused(at, "required", f"{missing[0]!r} is not among properties")
+        schema["properties"] = named | dict.fromkeys(missing, {} if others is True else others)
+    free = "properties" not in schema or schema.get("additionalProperties", False) is not False
+    if free and schema.get("minProperties", 0) > len(required):
+        raise _refused(at, "minProperties", "above the required properties, only where additionalProperties is false")
+    return schema
+
+
+def _are_disjoint(one: object, other: object, document: _Document) -> bool:
+    """Whether it is plain that no value is of both. Schemas as they were written."""
+    one, other = _resolved(one, document), _resolved(other, document)
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return False
+    kinds, others = _kinds(one), _kinds(other)
+    if kinds is not None and others is not None and not kinds & others:
+        return True
+    values, others_values = _listed(one), _listed(other)
+    if values is not None and others_values is not None:
+        return not any(value == found for value in values for found in others_values)
+    if kinds != {"object"} or others != {"object"} or values is not None or others_values is not None:
+        return False
+    shared = set(one.get("required", ())) & set(other.get("required", ()))
+    pairs = ([_resolved(side.get("properties", {}).get(name), document) for side in (one, other)] for name in shared)
+    return any(_listed(a) is not None and _listed(b) is not None and _are_disjoint(a, b, document) for a, b in pairs)
+
+
+def _listed(schema: object) -> list[object] | None:
+    """The values that a schema lists."""
+    if not isinstance(schema, Mapping):
+        return None
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str] | None:
+    """Types of a schema, an integer being a number; None if any, or if that is not plain."""
+    values = _listed(schema)
+    if values is not None:
+        return {next(kind for kind in _TYPES if _is_a(value, kind)) for value in values}
+    kinds = schema.get("type")
+    if kinds is None:
+        families = {kind for kind, names in _OF_TYPE.items() if names & schema.keys()}
+        return families if len(families) == 1 else None
+    return {_family(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)}
+
+
+def _resolved(schema: object, document: _Document) -> Any:
+    """What a schema refers to, if it is a reference into the document."""
+    seen = 0
+    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str) and seen < _MOST_REFERENCES:
+        found: Any = document.root
+        for part in schema["$ref"].removeprefix("#").strip("/").split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if name and isinstance(found, Mapping) else found
+        schema, seen = found, seen + 1
+    return schema
+
+
+def _types(schema: Schema, at: str) -> list[str] | None:
+    kinds = schema.get("type")
+    if kinds is None:
+        return None
+    found = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(found, list) or not found or not all(kind in _TYPES for kind in found):
+        raise _refused(at, "type", f"need one or more of {', '.join(_TYPES)}")
+    return found
+
+
+def _is_a(value: object, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    types = {"string": str, "number": int | float, "null": type(None), "array": list, "object": dict}
+    return kind in types and isinstance(value, types[kind])
+
+
+def _family(kind: str) -> str:
+    return "number" if kind == "integer" else kind
+
+
+def _exact_each(schemas: object, at: str, name: str, document: _Document) -> Schema:
+    """Schemas by name: the value of properties, $defs and the like."""
+    if not isinstance(schemas, Mapping):
+        raise _refused(at, name, "need an object")
+    return {key: _exact(schema, f"{at}{name}.{key}.", document) for key, schema in schemas.items()}
+
+
+def _refused(at: str, name: str, why: str) -> BadConstraint:
+    return BadConstraint(f"{at}{name}: {why}")
