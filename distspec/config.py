@@ -44,7 +44,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
-    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores.
+    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores. overlap: on
+    a GPU, leased rounds are launched before the ones before them are read; false is for comparison.
     logprobs_mode, as in vLLM: of what the model says, or of what is drawn from. Logprobs of a prompt are always raw.
     """
 
@@ -55,6 +56,7 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     max_scratch_nodes: Positive = 64
     attention_backend: Literal["auto", "sdpa", "triton", "flash"] = "auto"
     cuda_graphs: bool = True
+    overlap: bool = True
     prefix_cache: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9

@@ -76,8 +76,9 @@ class Ticks:
         return self.now_s
 
 
-def desk(of: Engine, drafter: Drafter | None = None, budget: int = 64) -> Desk:
-    return Desk(of, drafter, max_num_batched_tokens=budget, clock=Ticks())
+def desk(of: Engine, drafter: Drafter | None = None, budget: int = 64, overlap: bool = False) -> Desk:
+    """overlap False: what a message or a step brings is known when it returns."""
+    return Desk(of, drafter, max_num_batched_tokens=budget, clock=Ticks(), overlap=overlap)
 
 
 def run(of: Desk) -> list[Reply]:

@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import structs
 from torch import Tensor
 
+from distspec.engine import Engine
 from distspec.errors import IllegalTransition
 from distspec.protocol.values import ROOT, SamplingParams, Shape
 
@@ -75,6 +76,46 @@ class Drafter(Protocol):
     def check(self) -> None:
         """Prove that every page has exactly its holders, where there are pages. Raises AssertionError."""
         ...
+
+
+class Loan(Protocol):
+    """A slot of a drafter's engine, lent to whoever drafts and judges its text round after round without the host
+    (engine.rolling). The borrower says how the text goes on; the books here say what was computed for sure."""
+
+    slot: int
+
+    def hold(self, end: int) -> bool:
+        """Have pages for the positions before `end`; False if there are none, or the model takes no text so long."""
+        ...
+
+    def follow(self, tokens: Sequence[int], end: int) -> None:
+        """The text grew by `tokens`, and is computed but for its last two by now; give back pages past `end`."""
+        ...
+
+    def close(self) -> None:
+        """Give the slot back. If its request was forgotten meanwhile, its pages are freed only now."""
+        ...
+
+
+class Lender(Protocol):
+    """A drafter whose engine drafts chains on the device."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
+        """Make each text what its row says, shape aside, drop its tree, and compute it but for its last two tokens at
+        most; None where there is no room. Until the loan is closed nothing may be proposed for the request.
+
+        Raises IllegalTransition as Drafter.propose.
+        """
+        ...
+
+
+def lender_of(drafter: Drafter | None) -> Lender | None:
+    """What of a drafter can lend its slots; most have none, and say nothing of it."""
+    lender: Lender | None = getattr(drafter, "lender", None)
+    return lender
 
 
 def taps_of(drafter: Drafter | None) -> tuple[int, ...]:

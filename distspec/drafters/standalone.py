@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
+from distspec.drafters.base import DraftRow, Loan, Proposal, check_row, common, limited
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Engine, Guesses, Outcome, Segment
-from distspec.errors import OutOfPages, OutOfSlots
+from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
+
+_NO_TREE = Shape(steps=0)
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class _Text:
 
     pending: its last tokens, whose KV is not computed; none once the end of the text was expanded. computed: nodes
     with KV, which are those that were expanded; the engine knows them by the same ids. slot: None where the engine
-    holds nothing of it. steps: how many more this turn is to grow, as `shape` says.
+    holds nothing of it. steps: how many more this turn is to grow, as `shape` says. is_lent: somebody else computes it.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -37,6 +39,7 @@ class _Text:
     computed: set[int] = field(default_factory=set)
     shape: Shape = field(default_factory=lambda: Shape(steps=0))
     steps: int = 0
+    is_lent: bool = False
 
 
 class StandaloneDrafter:
@@ -56,20 +59,32 @@ class StandaloneDrafter:
         self._max_model_len = min(max_model_len, engine.max_model_len)
         self._texts: dict[int, _Text] = {}  # least recently used first
 
+    @property
+    def lender(self) -> StandaloneDrafter:
+        """It can lend its slots: see Lender."""
+        return self
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        for row in rows:
-            known = self._texts.get(row.request)
-            check_row(row, len(known.tokens) if known else 0)
-        texts = [self._touch(row.request) for row in rows]
-        for text, row in zip(texts, rows, strict=True):
-            self._turn(text, row, texts)
+        texts = self._turned(rows)
         while self._step(texts):
             pass
         return [text.tree.proposal() for text in texts]
 
+    def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
+        texts = self._turned([replace(row, shape=_NO_TREE) for row in rows])
+        for text in texts:
+            self._fell(text, texts)
+        while self._catch_up(texts):
+            pass
+        return [self._loan(row.request, text) for row, text in zip(rows, texts, strict=True)]
+
     def forget(self, request: int) -> None:
         text = self._texts.pop(request, None)
-        if text is not None:
+        if text is not None and not text.is_lent:
             self._close(text)
 
     def check(self) -> None:
@@ -77,6 +92,17 @@ class StandaloneDrafter:
         self._engine.check()
 
     # -- texts ---------------------------------------------------------------------------------
+
+    def _turned(self, rows: Sequence[DraftRow]) -> list[_Text]:
+        for row in rows:
+            known = self._texts.get(row.request)
+            check_row(row, len(known.tokens) if known else 0)
+            if known is not None and known.is_lent:
+                raise IllegalTransition(f"request {row.request}: its slot is lent")
+        texts = [self._touch(row.request) for row in rows]
+        for text, row in zip(texts, rows, strict=True):
+            self._turn(text, row, texts)
+        return texts
 
     def _touch(self, request: int) -> _Text:
         text = self._texts.pop(request, None) or _Text()
@@ -130,9 +156,54 @@ class StandaloneDrafter:
     def _evict(self, busy: Sequence[_Text]) -> bool:
         """Close the least recently used text that is not busy. Its tokens stay, so it can be opened again."""
         for text in self._texts.values():
-            if text.slot is not None and not any(text is other for other in busy):
+            if text.slot is not None and not text.is_lent and not any(text is other for other in busy):
                 self._close(text)
                 return True
+        return False
+
+    # -- loans ---------------------------------------------------------------------------------
+
+    def _fell(self, text: _Text, busy: Sequence[_Text]) -> None:
+        """Drop the tree. Where the end of the text was expanded, its KV is among what others may share: begin anew."""
+        if text.slot is not None and not text.pending:
+            self._close(text)
+            self._open(text, busy)
+        elif text.slot is not None:
+            text.tree.clear()
+            self._engine.commit(text.slot, (), sorted(text.computed))
+            text.computed.clear()
+
+    def _catch_up(self, texts: Sequence[_Text]) -> bool:
+        """One step of the engine for the texts of which more than two tokens are not computed; False if none are."""
+        left = self._budget
+        rows: list[tuple[_Text, Segment]] = []
+        for text in texts:
+            tokens = tuple(text.pending)[:-1][:left] if text.slot is not None and len(text.pending) > 2 else ()
+            if tokens and self._reserve(text, len(tokens), texts):
+                assert text.slot is not None
+                rows.append((text, Segment(text.slot, tokens, want=False)))
+                left -= len(tokens)
+        self._engine.step([segment for _, segment in rows])
+        for text, segment in rows:
+            for _ in segment.tokens:
+                text.pending.popleft()
+        return bool(rows)
+
+    def _loan(self, request: int, text: _Text) -> _Loan | None:
+        if text.slot is None:
+            return None
+        text.is_lent = True
+        return _Loan(self, request, text, text.slot)
+
+    def _hold(self, text: _Text, end: int) -> bool:
+        assert text.slot is not None
+        while end <= self._max_model_len:
+            try:
+                self._engine.reserve(text.slot, end - self._engine.sequence(text.slot).length)
+                return True
+            except OutOfPages:
+                if not self._evict((text,)):
+                    return False
         return False
 
     # -- steps ---------------------------------------------------------------------------------
@@ -194,3 +265,30 @@ class StandaloneDrafter:
         for node, guesses in found.items():
             text.tree.expand(node, guesses.ranked, text.shape, text.params.stop_token_ids, guesses.law)
         text.steps -= bool(found)
+
+
+@dataclass(slots=True)
+class _Loan:
+    """See Loan. Idle texts give way to what it holds, and no others."""
+
+    _drafter: StandaloneDrafter
+    _request: int
+    _text: _Text
+    slot: int
+
+    def hold(self, end: int) -> bool:
+        return self._drafter._hold(self._text, end)
+
+    def follow(self, tokens: Sequence[int], end: int) -> None:
+        text, sequence = self._text, self._drafter.engine.sequence(self.slot)
+        text.tokens += tokens
+        sequence.append(text.tokens[sequence.length : len(text.tokens) - 2])
+        sequence.trim(max(0, end - sequence.length))
+        text.pending = deque(text.tokens[sequence.length :])
+
+    def close(self) -> None:
+        self._text.is_lent = False
+        if self._drafter._texts.get(self._request) is self._text:
+            self._drafter.engine.sequence(self.slot).trim()
+        else:
+            self._drafter._close(self._text)

@@ -41,8 +41,8 @@ from distspec.rounds.admission import Admission
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.features import features, reader
 from distspec.rounds.held import Held, Holdings
-from distspec.rounds.lease import begin, draft
-from distspec.rounds.round import Round
+from distspec.rounds.lease import begin, draft, end
+from distspec.rounds.loop import Loop
 from distspec.rounds.work import Work, gives_prompt
 
 Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
@@ -51,6 +51,7 @@ Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
 class Desk:
     """Serves the requests of one engine. drafter: for leases and Draft messages, None where there are no drafts; the
     engine has the taps that it wants. quick: as in DraftDesk. max_num_batched_tokens bounds the rows of a step.
+    overlap, odds: of rounds that roll on the device, see Loop.
     """
 
     def __init__(
@@ -61,16 +62,27 @@ class Desk:
         max_num_batched_tokens: int,
         clock: Callable[[], float],
         quick: Drafter | None = None,
+        overlap: bool = True,
+        odds: tuple[float, ...] = (),
     ) -> None:
         self._engine = engine
         self._drafter = drafter
         self._drafting = DraftDesk(drafter, clock, quick, self._features) if drafter is not None else None
         self._clock = clock
         self._muster = Muster()
-        self._held = Holdings(engine, self._drafting, self._muster)
-        self._admission = Admission(engine, self._held, max_num_batched_tokens)
         self._outbox: list[Reply] = []
         self._arrivals = count()
+        self._loop = Loop(
+            engine,
+            drafter,
+            muster=self._muster,
+            clock=clock,
+            arrivals=self._arrivals,
+            overlap=overlap,
+            odds=odds,
+        )
+        self._held = Holdings(engine, self._drafting, self._muster, self._loop.leave)
+        self._admission = Admission(engine, self._held, max_num_batched_tokens)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -98,13 +110,16 @@ class Desk:
 
     def ready(self) -> bool:
         """A step would compute or say something."""
-        drafts = self._drafting is not None and self._drafting.ready()
-        return bool(self._outbox) or drafts or any(held.work is not None for held in self._held)
+        return bool(self._outbox) or self._drafts() or self._loop.ready() or any(held.work for held in self._held)
 
     def hold_s(self) -> float:
         """Seconds for which it pays to let others come before the next step, if nobody does: 0 to step at once."""
-        if self._outbox or (self._drafting is not None and self._drafting.ready()):
-            return 0.0
+        return 0.0 if self._outbox or self._drafts() or self._loop.ready() else self._wait_s()
+
+    def _drafts(self) -> bool:
+        return self._drafting is not None and self._drafting.ready()
+
+    def _wait_s(self) -> float:
         works = [held.work for held in self._held if held.work is not None]
         return self._muster.wait_s(len(works), sum(work.rows for work in works), self._clock())
 
@@ -125,8 +140,8 @@ class Desk:
     def _take_draft(self, held: Held, message: Draft) -> list[Reply]:
         """Draft messages say all they need, so they wait for no other message of their request."""
         try:
-            if self._drafting is None:
-                raise IllegalTransition("no drafter here")
+            if self._drafting is None or held.lease is not None:
+                raise IllegalTransition(f"no drafts of request {held.request} here")
             self._drafting.take(message)
         except IllegalTransition:
             return [self._held.give_up(held, "state", message.task)]
@@ -149,6 +164,7 @@ class Desk:
         replies: list[Reply] = []
         while held.inbox and held.idle:
             message = held.inbox.popleft()
+            self._loop.leave(held)
             try:
                 replies += self._revoke(held, message) if isinstance(message, Revoke) else self._begin(held, message)
             except IllegalTransition:
@@ -201,7 +217,7 @@ class Desk:
         if held.lease is not None:
             if held.work is not None and held.work.outcomes:
                 now_s = self._clock()
-                replies.append(self._round(held, held.work, (held.work.began_s or now_s, now_s)))
+                replies.append(end(held, self._engine, next(self._arrivals), (held.work.began_s or now_s, now_s)))
             sequence.trim()
             held.lease = held.work = None
         revoked = Revoked(request=held.request, epoch=message.epoch, length=held.emitted, computed=sequence.length)
@@ -210,11 +226,34 @@ class Desk:
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self) -> list[Reply]:
-        """One step of the engine over everything that is ready and fits, and what came of it."""
+        """One step of the engine over everything that is ready and fits, and what came of it; and the next round of all
+        leases that roll, which is not read before the one after it was launched."""
         replies, self._outbox = self._outbox, []
+        if self._is_due():
+            # Nothing may be in flight: what a step takes is its own time, and pages may change hands.
+            replies += self._landed(self._loop.settle())
+            replies += self._step()
+        replies += self._landed(self._loop.roll([held for held in self._held if held.drafting]))
+        return replies
+
+    def _is_due(self) -> bool:
+        """There is work for an ordinary step. While others roll, it may wait for more that belongs to it."""
+        works = any(held.work for held in self._held)
+        return self._drafts() or (works and not (self._loop.ready() and self._wait_s()))
+
+    def _landed(self, said: Sequence[Progress | Fault]) -> list[Reply]:
+        """Rounds in flight were read: what they said, and what waited for that."""
+        replies: list[Reply] = [*said, *self._held.sweep()]
+        for held in list(self._held):
+            replies += self._advance(held)
+        return replies
+
+    def _step(self) -> list[Reply]:
+        replies: list[Reply] = []
         if self._drafter is not None and self._drafting is not None:
             replies += self._drafting.step()
-            replies += self._draft(self._drafter)
+            rounds = [held for held in self._held if held.drafting]
+            replies += draft(self._drafter, rounds, self._engine, self._clock)
         rows, refused = self._admission.admit()
         replies += refused
         if not rows:
@@ -231,25 +270,13 @@ class Desk:
                 replies += self._finish(held, ended_s)
         return replies
 
-    def _draft(self, drafter: Drafter) -> list[Reply]:
-        """Nodes for the leased rounds that begin. A drafter that breaks costs its drafts, not the requests."""
-        rounds = [held for held in self._held if held.drafting]
-        try:
-            draft(drafter, rounds, self._engine, self._clock)
-        except Exception as error:
-            for held in rounds:
-                drafter.forget(held.request)
-                held.told, held.shape = 0, None
-            return [Fault(reason=f"drafter: {type(error).__name__}: {error}")]
-        return []
-
     def _finish(self, held: Held, ended_s: float) -> list[Reply]:
         """A work is computed: answer it, and go on with the request."""
         work = held.work
         assert work is not None
         span = (ended_s if work.began_s is None else work.began_s, ended_s)
         if held.lease is not None:
-            return [self._round(held, work, span)]
+            return [end(held, self._engine, next(self._arrivals), span)]
         held.work = None
         assert isinstance(work.message, Extend)
         verdict = Verdict(
@@ -265,31 +292,6 @@ class Desk:
         )
         self._muster.answered(held.request, len(work.outcomes), ended_s)
         return [verdict, *self._advance(held)]
-
-    def _round(self, held: Held, work: Work, span: tuple[float, float]) -> Progress:
-        """End a leased round: commit what was accepted, emit, and begin the next round unless the stream ended."""
-        assert isinstance(work, Round)
-        assert isinstance(work.message, Lease)
-        start, ended = held.emitted, work.end(self._engine, held.slot, held.params, held.emitted)
-        held.emitted += len(ended.tokens)
-        if ended.reason is None:
-            held.work = begin(held, work.message, ended.tokens[-1:], next(self._arrivals))
-        else:
-            held.work = held.lease = None
-        self._engine.sequence(held.slot).trim(held.ahead)
-        return Progress(
-            request=held.request,
-            epoch=work.message.epoch,
-            start=start,
-            tokens=ended.tokens,
-            drafted=(ended.drafted,),
-            accepted=(ended.accepted,),
-            ended=ended.reason,
-            span=span,
-            step=work.step,
-            drafting=work.drafting,
-            logprobs=ended.logprobs,
-        )
 
     def _features(self, request: int, start: int, text: Sequence[int]) -> Tensor:
         """See rounds.features. Of a request that is driven, the newest tokens may still be nodes here."""
@@ -343,7 +345,7 @@ class Desk:
                 return Refused(request=message.request, epoch=message.epoch, reason="slots")
         if held is None or message.epoch < held.epoch:
             return _lost(message, "state")
-        if held.work or not held.idle or message.start != self._engine.sequence(held.slot).length:
+        if held.work or held.lease or not held.idle or message.start != self._engine.sequence(held.slot).length:
             return _lost(message, "state", freed=self._held.release(held))
         held.epoch, held.params, held.fresh = message.epoch, message.params, False
         try:
@@ -383,6 +385,7 @@ class Desk:
         """A new term: forget every request. Tickets under way keep their pages until they are ended here, which
         must happen before the new term brings tickets of its own."""
         self._outbox.clear()
+        self._loop.reset()
         self._held.reset()
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ Knows slots, tickets and the order of opening. Does not know what a request comp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine
@@ -25,7 +25,8 @@ class Held:
     shape: of the drafter's tree in its rounds (None: no drafts). most: nodes of it that are judged. emitted: output
     tokens of the stream, as far as known here. told: length of the drafter's text of it. tickets: when each transfer
     under way began, by number. receiving: the ticket whose KV is on the way here. withdrawn: nodes that were left out,
-    and which nobody has dropped yet. silent: nobody waits for its Freed.
+    and which nobody has dropped yet. flying: rounds of its lease that were launched and not read (see Loop), which may
+    still write to its pages. silent: nobody waits for its Freed.
     """
 
     request: int
@@ -43,12 +44,18 @@ class Held:
     tickets: dict[int, float] = field(default_factory=dict)
     receiving: int | None = None
     withdrawn: set[int] = field(default_factory=set)
+    flying: int = 0
     silent: bool = False
 
     @property
     def idle(self) -> bool:
-        """The next message may be handled: no Extend is being computed and no KV is on the way."""
-        return self.receiving is None and (self.work is None or self.lease is not None)
+        """The next message may be handled: no Extend is being computed, no KV is on the way, no round in flight."""
+        return self.receiving is None and not self.flying and (self.work is None or self.lease is not None)
+
+    @property
+    def needed(self) -> bool:
+        """Somebody may still read or write its pages."""
+        return bool(self.tickets) or self.flying > 0
 
     @property
     def drafting(self) -> bool:
@@ -83,12 +90,16 @@ class Held:
 class Holdings:
     """Requests by number, oldest first; and dropped ones whose pages a transfer still reads or writes.
 
-    A slot is closed when its request was released and its last ticket has ended, whichever comes last, so a
-    late write never lands in pages of somebody else.
+    A slot is closed when its request was released, its last ticket has ended and its last round in flight was read,
+    whichever comes last, so a late write never lands in pages of somebody else. stop: takes a lease that has ended out
+    of the rounds that roll.
     """
 
-    def __init__(self, engine: Engine, drafting: DraftDesk | None, muster: Muster) -> None:
+    def __init__(
+        self, engine: Engine, drafting: DraftDesk | None, muster: Muster, stop: Callable[[Held], None]
+    ) -> None:
         self._engine = engine
+        self._stop = stop
         self._muster = muster
         self._drafting = drafting
         self._held: dict[int, Held] = {}
@@ -109,14 +120,15 @@ class Holdings:
         return held
 
     def release(self, held: Held) -> bool:
-        """Let a request go. False if its slot has to wait for the end of a ticket."""
+        """Let a request go. False if its slot has to wait for the end of a ticket, or of a round in flight."""
         del self._held[held.request]
         self._muster.left(held.request)
         held.work = held.lease = None
         held.inbox.clear()
+        self._stop(held)
         if self._drafting is not None:
             self._drafting.forget(held.request)
-        if held.tickets:
+        if held.needed:
             self._closing.append(held)
             return False
         self._engine.close(held.slot)
@@ -132,7 +144,7 @@ class Holdings:
 
     def newest(self) -> Held | None:
         """The request opened last among those whose pages would be free at once."""
-        return next((held for held in reversed(self._held.values()) if not held.tickets), None)
+        return next((held for held in reversed(self._held.values()) if not held.needed), None)
 
     def of_ticket(self, request: int, ticket: int) -> Held | None:
         """The request, released or not, that this ticket keeps here."""
@@ -143,15 +155,19 @@ class Holdings:
         return None
 
     def end_ticket(self, held: Held, ticket: int) -> list[Freed]:
-        """A ticket has ended; says Freed if that was what a released request waited for."""
+        """A ticket has ended; see `sweep`."""
         del held.tickets[ticket]
         if held.receiving == ticket:
             held.receiving = None
-        if held not in self._closing or held.tickets:
-            return []
-        self._closing.remove(held)
-        self._engine.close(held.slot)
-        return [] if held.silent else [Freed(request=held.request, epoch=held.epoch)]
+        return self.sweep()
+
+    def sweep(self) -> list[Freed]:
+        """Close what was released and nobody needs any more; say Freed of it."""
+        done = [held for held in self._closing if not held.needed]
+        for held in done:
+            self._closing.remove(held)
+            self._engine.close(held.slot)
+        return [Freed(request=held.request, epoch=held.epoch) for held in done if not held.silent]
 
     def reset(self) -> None:
         """Let all requests go; nobody waits for a Freed any more."""
@@ -159,3 +175,4 @@ class Holdings:
             self.release(held)
         for held in self._closing:
             held.silent = True
+        self.sweep()

@@ -1,6 +1,8 @@
-"""Rounds under a lease: which kind of round it is, and asking the drafter for all that begin.
+"""Rounds under a lease that ordinary steps compute: which kind each is, asking the drafter for all that begin, and what
+is said when one ends.
 
-Knows what a lease asks for and what the drafter was told. Does not know pages, outcomes, or other work of the step.
+Knows what a lease asks for and what the drafter was told. Does not know rounds that roll on the device (rounds.loop),
+or other work of the step.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from msgspec import structs
 
 from distspec.drafters.base import Drafter, DraftRow, taps_of
 from distspec.engine import Engine
-from distspec.protocol.messages import Lease
+from distspec.protocol.messages import Fault, Lease, Progress
 from distspec.rounds.features import features
 from distspec.rounds.held import Held
 from distspec.rounds.pair import Pair
@@ -25,12 +27,50 @@ def begin(held: Held, message: Lease, tokens: Sequence[int], arrival: int, cache
     return Round(message, tokens, arrival, cached)
 
 
-def draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine, clock: Callable[[], float]) -> None:
+def end(held: Held, engine: Engine, arrival: int, span: tuple[float, float]) -> Progress:
+    """Commit what the round accepted, emit, and begin the next one unless the stream ended. span: of its steps."""
+    work = held.work
+    assert isinstance(work, Round)
+    assert isinstance(work.message, Lease)
+    start, ended = held.emitted, work.end(engine, held.slot, held.params, held.emitted)
+    held.emitted += len(ended.tokens)
+    if ended.reason is None:
+        held.work = begin(held, work.message, ended.tokens[-1:], arrival)
+    else:
+        held.work = held.lease = None
+    engine.sequence(held.slot).trim(held.ahead)
+    return Progress(
+        request=held.request,
+        epoch=work.message.epoch,
+        start=start,
+        tokens=ended.tokens,
+        drafted=(ended.drafted,),
+        accepted=(ended.accepted,),
+        ended=ended.reason,
+        span=span,
+        step=work.step,
+        drafting=work.drafting,
+        logprobs=ended.logprobs,
+    )
+
+
+def draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine, clock: Callable[[], float]) -> list[Fault]:
     """Give every round its nodes, but none that could not be emitted before the stream is full.
 
     The one token left of a round's work is the root of the tree. Of what the drafter grows, the likeliest
-    `Lease.nodes` are judged.
+    `Lease.nodes` are judged. A drafter that breaks costs its drafts, not the requests.
     """
+    try:
+        _draft(drafter, rounds, engine, clock)
+    except Exception as error:
+        for held in rounds:
+            drafter.forget(held.request)
+            held.told, held.shape = 0, None
+        return [Fault(reason=f"drafter: {type(error).__name__}: {error}")]
+    return []
+
+
+def _draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine, clock: Callable[[], float]) -> None:
     reads = bool(taps_of(drafter))
     rows: list[DraftRow] = []
     takers: list[tuple[Held, Round]] = []

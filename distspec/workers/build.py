@@ -94,6 +94,8 @@ def _target(
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         clock=time.time,
         quick=quick,
+        overlap=config.engine.overlap and device.type == "cuda",  # a CPU has computed a round when it is launched
+        odds=config.speculation.synthetic_acceptance or (),
     )
     transport = _transport(config, worker, device)
     work = TargetWork(engine, desk, transport, later)

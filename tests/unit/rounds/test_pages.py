@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -33,40 +32,51 @@ PROMPT = (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
 STEPS = 3
 
 
-def conserves(of: Engine, slots: Iterable[int]) -> bool:
+def conserves(of: Engine) -> bool:
     """free + cached + held = total, where each page counts once."""
     of.check()
     cached = set(of.books.cache.pages) if of.books.cache is not None else set()
-    held = {page for slot in slots for page in of.sequence(slot).pages}
+    held = {page for slot in of._open.values() for page in slot.sequence.pages}
     return of.books.allocator.free + len(cached | held) == of.books.allocator.num_pages
 
 
 class Book:
-    """What a request's pages must be after each round, said a second time and from the replies alone."""
+    """What a request's pages must be after each round, said a second time and from the replies alone.
 
-    def __init__(self, message: Lease, page_size: int) -> None:
+    nodes: of each round, drafted or judged. rolls: they roll on the device, where they are a chain of `steps`.
+    """
+
+    def __init__(self, message: Lease, page_size: int, rolls: bool) -> None:
         assert message.params is not None
-        self.size, self.max_tokens = page_size, message.params.max_tokens
+        self.size, self.max_tokens, self.rolls = page_size, message.params.max_tokens, rolls
         self.prompt, self.emitted = len(message.tokens), 0
-        self.nodes = max(message.shape.steps * message.shape.topk, message.nodes) if message.shape else 0
+        shape = message.shape
+        self.nodes = max(shape.steps * shape.topk, message.nodes) if shape else 0
+        self.steps = min(shape.steps, message.nodes) if shape else 0
 
     def limit(self) -> int:
         """Positions that two rounds from here need. The last token so far is not computed yet."""
         left = self.max_tokens - self.emitted
         return self.prompt + self.emitted - 1 + min(2, left) * (1 + (self.nodes if left > 1 else 0))
 
-    def pages(self, progress: Progress) -> int:
-        """What was reserved when the round began, as far as it is still needed."""
+    def check(self, progress: Progress, pages: int, flying: int) -> None:
+        """flying: rounds that are launched and not read."""
         began, computed = self.limit(), self.prompt + self.emitted + progress.accepted[0]
         self.emitted += len(progress.tokens)
-        needed = computed if progress.ended else self.limit()
-        return -(-min(began, needed) // self.size)
+        first = self.prompt + self.emitted - 1
+        if progress.ended and not flying:
+            assert pages == -(-computed // self.size), "what is computed"
+        elif not self.rolls:
+            assert pages == -(-min(began, self.limit()) // self.size), "what was reserved as far as it is still needed"
+        else:
+            assert pages * self.size >= first + flying * (1 + self.steps), "what is in flight"
+            assert pages <= -(-(first + 2 * (1 + self.nodes)) // self.size), "and one round more"
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("topk", [1, 2, 4])
-@pytest.mark.parametrize("local", ["bushy", "same model"])
-def test_pages_after_every_round(page_size: int, topk: int, local: str) -> None:
+@pytest.mark.parametrize(("local", "overlap"), [("bushy", False), ("same model", False), ("same model", True)])
+def test_pages_after_every_round(page_size: int, topk: int, local: str, overlap: bool) -> None:
     """Requests that end by length, by a stop token in an accepted run, at the model's last position, and by abort."""
     of = engine(page_size)
     drafter = (
@@ -76,48 +86,50 @@ def test_pages_after_every_round(page_size: int, topk: int, local: str) -> None:
             engine(page_size), max_num_batched_tokens=64, max_scratch_nodes=64, max_model_len=SHAPE.max_position
         )
     )
-    subject = desk(of, drafter, budget=512)
+    subject = desk(of, drafter, budget=512, overlap=overlap)
     shape = Shape(steps=STEPS, topk=topk, width=topk)
     stop = next(token for token in plain(PROMPT, SEEDED)[6:] if token not in plain(PROMPT, SEEDED)[:6])
     long = PROMPT * (SHAPE.max_position // len(PROMPT) - 1)
     messages = [
         lease(1, PROMPT, GREEDY, shape=shape, nodes=5),
         lease(2, PROMPT, replace(SEEDED, stop_token_ids=(stop,)), shape=shape, nodes=9),
-        lease(
-            3,
-            long,
-            replace(SEEDED, max_tokens=SHAPE.max_position - len(long) + 1),
-            shape=shape,
-            nodes=5,
-        ),
+        lease(3, long, replace(SEEDED, max_tokens=SHAPE.max_position - len(long) + 1), shape=shape, nodes=5),
         lease(4, PROMPT[3:], SEEDED, shape=shape, nodes=5),
         lease(5, PROMPT[3:], SEEDED),
         lease(6, PROMPT[2:], GREEDY, drafts=1),
     ]
-    books = {message.request: Book(message, page_size) for message in messages}
+    rolling = {5, *([1, 2, 3, 4, 6] if topk == 1 else [6])} if local == "same model" else {5}
+    books = {message.request: Book(message, page_size, message.request in rolling) for message in messages}
     random = Random(page_size * topk)
-    replies: list[Progress] = []
+    replies: list[Reply] = []
     for message in messages:
         assert subject.receive(message) == []
-    slots = {message.request: message.request - 1 for message in messages}
+    flown = 0
     while subject.ready():
-        for reply in subject.step():
-            assert isinstance(reply, Progress)
-            replies.append(reply)
-            assert len(of.sequence(slots[reply.request]).pages) == books[reply.request].pages(reply)
-        assert conserves(of, slots.values())
-        if random.random() < 0.2 and 4 in slots:
-            assert subject.receive(Drop(request=4, epoch=1)) == [Freed(request=4, epoch=1)]
-            del slots[4]
-            assert conserves(of, slots.values())
-    ends = [reply for reply in replies if reply.ended and reply.accepted[0]]
+        said = subject.step()
+        replies += said
+        for reply in said:
+            held = subject._held.get(reply.request) if isinstance(reply, Progress) else None
+            if held is not None:
+                assert isinstance(reply, Progress)
+                books[held.request].check(reply, len(of.sequence(held.slot).pages), held.flying)
+                flown = max(flown, held.flying)
+        assert conserves(of)
+        if random.random() < 0.2 and subject._held.get(4) is not None:
+            replies += subject.receive(Drop(request=4, epoch=1))
+            assert conserves(of)
+    assert flown == overlap
+    ends = [reply for reply in replies if isinstance(reply, Progress) and reply.ended and reply.accepted[0]]
     assert {reply.request for reply in ends} >= {2, 3}, "streams end in the middle of what was accepted"
     for message in messages:
-        if message.request in slots:
-            assert message.params is not None
+        assert message.params is not None
+        if subject._held.get(message.request) is not None:
             assert stream(replies, message.request) == plain(message.tokens, message.params)
-            assert subject.receive(Drop(request=message.request, epoch=1)) == [Freed(request=message.request, epoch=1)]
-    assert conserves(of, ())
+            replies += subject.receive(Drop(request=message.request, epoch=1))
+        assert Freed(request=message.request, epoch=1) in replies
+    assert not subject.ready()
+    assert not of._open
+    assert conserves(of)
 
 
 # -- when pages are short ------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def drafter(inner: Drafter | None = None) -> SyntheticDrafter:
 
 
 def desk(of: SyntheticEngine, local: Drafter | None) -> Desk:
-    return Desk(of, local, max_num_batched_tokens=64, clock=Ticks())
+    return Desk(of, local, max_num_batched_tokens=64, clock=Ticks(), odds=ODDS)
 
 
 def lease(request: int, shape: Shape | None, nodes: int, params: SamplingParams) -> Lease:
