@@ -22,6 +22,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import DevicePlans, StaticPlans, choose
+from distspec.constraints import Grammars, Guide
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.graphs import Graphs, Sizes
@@ -58,7 +59,8 @@ class Engine:
     capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
     slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any. taps:
     where in the model features are read, see models.Taps; what they are for, it does not know. acceptance: how it
-    guesses, as a drafter's, and judges, as the target's.
+    guesses, as a drafter's, and judges, as the target's. grammars: of the model's tokenizer; without, requests with a
+    constraint cannot be held to it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine:
         max_model_len: int | None = None,
         taps: Seq[int] = (),
         acceptance: Acceptance = COUPLED,
+        grammars: Grammars | None = None,
     ) -> None:
         """max_model_len None: the model's own, or what the pool holds beside scratch nodes if that is less.
 
@@ -106,6 +109,8 @@ class Engine:
         backend, reason = choose(options.attention_backend, device, model.dtype)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
         self._editor = Editor(shape.vocab_size, device)
+        self._grammars = grammars
+        self._guides: dict[int, Guide] = {}
         self._acceptance = acceptance
         self._logprobs_mode = options.logprobs_mode
         self._open: dict[int, _Slot] = {}
@@ -126,8 +131,15 @@ class Engine:
             raise OutOfSlots(self.slots)
         slot = heappop(self._free)
         self._open[slot] = _Slot(self.books.open(tokens, use_cache), params, use_cache)
-        self._editor.open(slot, params)
+        guide = Guide.of(params, self._grammars)
+        if guide is not None:
+            self._guides[slot] = guide
+        self._editor.open(slot, params, guide)
         return slot
+
+    def is_ready(self, slot: int) -> bool:
+        """Whether a step would not have to wait for the slot's grammar. Raises BadConstraint if there will be none."""
+        return slot not in self._guides or self._guides[slot].is_ready()
 
     def sequence(self, slot: int) -> Sequence:
         return self._open[slot].sequence
@@ -150,6 +162,7 @@ class Engine:
         """Free a slot. keep False: its KV is not trusted or not wanted in the prefix cache."""
         self.books.close(self._open.pop(slot).sequence, keep)
         self._editor.close(slot)
+        self._guides.pop(slot, None)
         heappush(self._free, slot)
 
     def check(self) -> None:
