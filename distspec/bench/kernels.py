@@ -33,6 +33,7 @@ from distspec.models.config import ModelConfig
 from distspec.models.llama import Llama
 from distspec.models.shapes import PREFIX, shape_folder
 from distspec.sampling import GREEDY_BELOW
+from distspec.sampling.edits import Penalties
 
 HALF = torch.bfloat16
 CONTEXT = 1024
@@ -112,7 +113,26 @@ def _kernels(config: ModelConfig, rows: int, device: torch.device) -> Iterator[C
     yield "top_p", [partial(kept, x, warm, limits, GREEDY_BELOW) for x in logits], rows * vocab * 4
     guesses = [partial(best_whole, x, warm, keys, GREEDY_BELOW, 8) for x in logits]
     yield "best_8", guesses, rows * vocab * 4
+    cold = torch.zeros(rows, device=device)
+    yield "greedy", [partial(draw_whole, x, cold, keys, GREEDY_BELOW) for x in logits], rows * vocab * 4
+    yield "chain", [partial(_chain, x, warm, keys, *_penalties(rows, vocab, device)) for x in logits], rows * vocab * 8
     yield _acceptance(config, rows, device)
+
+
+def _penalties(rows: int, vocab: int, device: torch.device) -> tuple[Penalties, Limits]:
+    """Of texts of CONTEXT tokens with four drafts below, and truncation: what a request may ask of every row."""
+    seen = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
+    seen.scatter_(1, torch.randint(vocab, (rows, CONTEXT), device=device), 1)
+    each, paths = torch.arange(rows, device=device), torch.randint(vocab, (rows, 4), device=device)
+    penalties = torch.tensor([1.1, 0.2, 0.1], device=device).repeat(rows, 1)
+    top_p, min_p = torch.full((rows,), 0.9, device=device), torch.full((rows,), 0.02, device=device)
+    limits = Limits(each, top_p, min_p, any_top_k=False, any_top_p=True)
+    return Penalties(each, each, paths, penalties, seen), limits
+
+
+def _chain(logits: Tensor, temperature: Tensor, keys: Tensor, penalties: Penalties, limits: Limits) -> Tensor:
+    penalties.apply_(logits)
+    return draw_whole(logits, temperature, keys, GREEDY_BELOW, kept(logits, temperature, limits, GREEDY_BELOW))
 
 
 def _products(config: ModelConfig, rows: int, device: torch.device) -> Iterator[Case]:

@@ -198,13 +198,15 @@ def _top_p_bound(scaled: Tensor, rows: SamplingRows) -> Tensor:
     """float32 [rows]: the least logit before which less than top_p of the mass lies; -inf where top_p is off."""
     vocab = scaled.shape[1]
     active = rows.top_p < 1
-    mass = scaled.logsumexp(dim=-1, keepdim=True)
+    top = scaled.amax(dim=-1, keepdim=True)
+    enough = rows.top_p[:, None] * (scaled - top).exp_().sum(dim=-1, keepdim=True).double()
     # Whether the guess was wide enough is only known on the device, and a GPU must not wait to hear it.
     width = vocab if scaled.is_cuda else min(vocab, _NUCLEUS_GUESS)
     while True:
         best = scaled.topk(width, dim=-1).values
-        share = (best - mass).exp()
-        inside = share.cumsum(dim=-1) - share < rows.top_p[:, None]
+        weight = (best - top).exp_()
+        # Near top_p = 1 many tokens weigh little: a sum in float32 would misplace a millionth of the mass.
+        inside = weight.cumsum(dim=-1, dtype=torch.float64) - weight < enough
         if width == vocab or not bool((inside[:, -1] & active).any()):
             break
         width = vocab

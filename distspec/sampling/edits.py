@@ -34,6 +34,10 @@ class Mask:
     bits: Tensor
 
     def apply_(self, logits: Tensor) -> None:
+        if logits.is_cuda:
+            from distspec.kernels.edit import mask_  # imports Triton
+
+            return mask_(logits, self.rows, self.bits)
         forbidden = ~unpacked(self.bits, logits.shape[1])
         logits[self.rows] = logits[self.rows].masked_fill_(forbidden, -torch.inf)
 
@@ -59,6 +63,10 @@ class Bias:
     values: Tensor
 
     def apply_(self, logits: Tensor) -> None:
+        if logits.is_cuda:
+            from distspec.kernels.edit import add_bias_
+
+            return add_bias_(logits, self.rows, self.slots, self.tokens, self.values)
         tokens, values = self.tokens[self.slots], self.values[self.slots]
         biased = tokens >= 0
         rows = self.rows[:, None].expand_as(tokens)
@@ -82,6 +90,10 @@ class Penalties:
     seen: Tensor
 
     def apply_(self, logits: Tensor) -> None:
+        if logits.is_cuda:
+            from distspec.kernels.edit import penalize_
+
+            return penalize_(logits, self.rows, self.slots, self.paths, self.penalties, self.seen, IN_PROMPT)
         seen = self.seen[self.slots]
         seen.scatter_add_(1, self.paths.clamp(min=0), (self.paths >= 0).to(torch.int32))
         repetition, presence, frequency = self.penalties[self.slots].T[..., None]

@@ -18,6 +18,7 @@ from distspec.models import ModelConfig, random_model
 from distspec.models.base import Paged, Taps
 from distspec.models.llama import Llama
 from tests.unit.kernels.test_accept import check_accept
+from tests.unit.kernels.test_edit import check_edits
 from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
 from tests.unit.kernels.test_linear import check_linear
 from tests.unit.kernels.test_sample import check_best, check_draw
@@ -81,6 +82,13 @@ def test_draws(vocab: int, spread: float) -> None:
     check_draw(96, vocab, spread, CUDA)
     for most in (1, 5, 16):
         check_best(9, vocab, most, CUDA)
+
+
+@pytest.mark.parametrize("vocab", [997, 128256, 151936])
+@pytest.mark.parametrize("depth", [0, 1, 7])
+def test_edits(vocab: int, depth: int) -> None:
+    for seed in range(3):
+        check_edits(seed, 17, vocab, depth, CUDA)
 
 
 @pytest.mark.parametrize("vocab", [997, 151936])

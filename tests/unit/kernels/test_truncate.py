@@ -15,6 +15,10 @@ from tests.unit.kernels.test_elementwise import CPU
 pytestmark = pytest.mark.needs("interpreter")
 
 
+_UNRESOLVED = 2e-6
+"""Share of the mass that float32 sums over a large vocabulary may misplace."""
+
+
 def limited(rows: int) -> list[SamplingParams]:
     """Every mix of limits, from those that leave one token to those that leave nearly all."""
     return [
@@ -31,7 +35,9 @@ def limited(rows: int) -> list[SamplingParams]:
 
 
 def check_kept(rows: int, vocab: int, spread: float, device: torch.device) -> None:
-    """A token more or less only where it lies at the edge: sums of a nucleus round, and equals are told apart late."""
+    """A token more or less only where it lies at the edge, since equals are told apart late; or several at the edge of
+    a nucleus that weigh next to nothing together, since sums are in float32. Where the last tokens of a vocabulary
+    weigh so little each, there may be many."""
     logits = spread * torch.randn(rows, vocab)
     logits[::3] = logits[::3].round()  # many equals
     there, here = (SamplingRows.of(limited(rows), range(rows), where) for where in (device, CPU))
@@ -43,7 +49,9 @@ def check_kept(rows: int, vocab: int, spread: float, device: torch.device) -> No
     edge = depth.masked_fill(~book, -1.0).amax(dim=-1, keepdim=True)
     odd = wrong & ((depth - edge).abs() > 1e-4)
     assert bool(ours.gather(1, logits.argmax(dim=-1, keepdim=True)).all())
-    assert int(odd.any(dim=-1).sum()) == 0
+    weight = torch.where(odd, (-depth).double().softmax(dim=-1), 0.0).sum(dim=-1)
+    assert float(weight.max()) < _UNRESOLVED
+    assert not bool((odd.any(dim=-1) & (here.top_p == 1)).any())
 
 
 @settings(max_examples=4)
