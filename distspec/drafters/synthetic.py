@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distspec import synthetic
-from distspec.drafters.base import Drafter, DraftRow, Proposal, check_row, limited, taps_of
+from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, check_row, lender_of, limited, taps_of
 from distspec.drafters.sprout import worth
 from distspec.drafters.text import Text
 from distspec.protocol.values import ROOT
@@ -28,6 +28,11 @@ class SyntheticDrafter:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._texts: dict[int, Text] = {}
+
+    @property
+    def lender(self) -> Lender | None:
+        """The other drafter's: whoever borrows from it makes guesses up as well."""
+        return lender_of(self._drafter)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         for row in rows:

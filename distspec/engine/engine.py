@@ -286,6 +286,11 @@ class Engine:
         """How rounds plan whose lengths only the device knows; None if the attention backend cannot."""
         return self._attention if isinstance(self._attention, DevicePlans) else None
 
+    @property
+    def is_coupled(self) -> bool:
+        """Drafts are judged by the outcome that the noise of their position draws anyway."""
+        return self._acceptance is COUPLED
+
     def forward(self, tokens: Tensor, positions: Tensor, plan: Any, every: int = 1) -> Tensor:
         """Logits after the last of each `every` rows, float32 [rows / every, vocab]; writes KV and features.
 

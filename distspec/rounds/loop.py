@@ -149,7 +149,8 @@ class Loop:
         if held.inbox or needs_host(held.params):
             return None
         steps = chain_steps(held.shape, held.most) if self._drafter is not None else 0
-        if steps is None or (steps and self._lender is None) or not self._rolling.can(steps):
+        lends = self._lender is not None and self._engine.is_coupled
+        if steps is None or (steps and not lends) or not self._rolling.can(steps):
             return None
         return steps if self._hold(held, self._engine.sequence(held.slot).length + 1 + steps) else None
 
