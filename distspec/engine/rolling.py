@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from distspec.engine.engine import Engine
+from distspec.engine.rolling_chain import Chains, EngineChains
 from distspec.engine.rolling_graphs import Bucket, RoundGraphs
 from distspec.engine.rolling_round import Round
 from distspec.engine.rolling_state import Kind, State
@@ -60,19 +61,27 @@ class Flight:
         return found
 
 
+MakeChains = Callable[[State, int], Chains]
+
+
 class Rolling:
     """Rounds of slots whose state is on the device: length, last tokens, sampling parameters, page tables.
 
-    target, drafter: engines on one device; drafter None: plain decoding. Drafts are chains. Rows are drawn by seed,
-    temperature, top_k, top_p and min_p alone. odds: outcomes and guesses are made up by distspec.synthetic, and the
-    first guess is right so often as the first of these says.
+    target: an engine; drafter: another one on its device, or what makes Chains for a state and texts of so many tokens
+    at most; None: plain decoding. Rows are drawn by seed, temperature, top_k, top_p and min_p alone. odds: outcomes and
+    guesses are made up by distspec.synthetic, and an engine's guess is right so often as the first of these says.
     """
 
-    def __init__(self, target: Engine, drafter: Engine | None, *, odds: tuple[float, ...] = ()) -> None:
+    def __init__(self, target: Engine, drafter: Engine | MakeChains | None, *, odds: tuple[float, ...] = ()) -> None:
         self._target = target
-        self._drafter = drafter
-        self._state = State(target, drafter)
-        self._round = Round(self._state, target, drafter, odds)
+        self._drafter = drafter if isinstance(drafter, Engine) else None
+        self._state = State(target, self._drafter)
+        self._chains: Chains | None = None
+        if isinstance(drafter, Engine):
+            self._chains = EngineChains(self._state, drafter, odds) if drafter.plans is not None else None
+        elif drafter is not None:
+            self._chains = drafter(self._state, target.max_model_len)
+        self._round = Round(self._state, target, self._chains, odds)
         self._rows: dict[int, _Row] = {}
         self._graphs = RoundGraphs(self._round, self._state) if target.graphs is not None else None
         cuda = target.device.type == "cuda"
@@ -80,9 +89,7 @@ class Rolling:
 
     def can(self, steps: int) -> bool:
         """Whether rounds of so many drafts run here; 0: plain decoding."""
-        return self._target.plans is not None and (
-            steps == 0 or (self._drafter is not None and self._drafter.plans is not None)
-        )
+        return self._target.plans is not None and (steps == 0 or self._chains is not None)
 
     @torch.inference_mode()
     def prepare(self, steps: int) -> None:
@@ -95,13 +102,15 @@ class Rolling:
     @torch.inference_mode()
     def enter(self, slot: int, root: int, draft_slot: int | None) -> None:
         """Take a slot in. Its sequence holds the text but for the last token, root, and no nodes, and its KV is valid;
-        the drafter's sequence holds at least all but the last two, and its KV up to there is valid. draft_slot None:
-        only for rounds without drafts."""
+        the sequence of a drafter's engine holds at least all but the last two, and its KV up to there is valid.
+        draft_slot None: there is no such engine, or no round will draft."""
         sequence = self._target.sequence(slot)
         draft = self._drafter.sequence(draft_slot) if self._drafter is not None and draft_slot is not None else None
         before = sequence.tokens[-1] if sequence.length else 0
         self._rows[slot] = _Row(sequence.length + 1, sequence, draft)
         self._state.enter(slot, sequence.length + 1, (before, root), self._target.params(slot))
+        if self._chains is not None:
+            self._chains.enter(slot, [*sequence.tokens, root])
 
     def leave(self, slot: int) -> None:
         """Forget a slot. Rounds in flight go on and can be read; they may write to its pages until they end."""
@@ -154,8 +163,8 @@ class Rolling:
     def _check(self, slot: int, steps: int) -> None:
         row, reach = self._rows[slot], self.reach(slot, steps)
         sides = [(self._target, row.target)]
-        if steps:
-            if self._drafter is None or row.drafter is None:
+        if steps and self._drafter is not None:
+            if row.drafter is None:
                 raise ValueError(f"slot {slot} has no drafter's slot")
             sides.append((self._drafter, row.drafter))
         for engine, sequence in sides:

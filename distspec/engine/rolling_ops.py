@@ -56,8 +56,9 @@ def settle(lengths: Tensor, last: Tensor, slots: Tensor, chain: Tensor, outcomes
     outcome after the last of them.
 
     lengths: int64 [slots + 1]; last: int64 [slots + 1, 2], the last two tokens; both are written to. slots: int64 [n],
-    distinct but for the last one. chain: int64 [n, count], the last token of each text and its drafts; outcomes: int64
-    [n, count], after each of these. Returns int64 [n, count + 1]: how many were accepted, then the outcomes.
+    distinct but for the last one, which stays at length 0. chain: int64 [n, count], the last token of each text and its
+    drafts; outcomes: int64 [n, count], after each of these. Returns int64 [n, count + 1]: how many were accepted, then
+    the outcomes.
     """
     if lengths.is_cuda:
         from distspec.kernels import rolling  # imports Triton
@@ -65,6 +66,7 @@ def settle(lengths: Tensor, last: Tensor, slots: Tensor, chain: Tensor, outcomes
         return rolling.settle(lengths, last, slots, chain, outcomes)
     accepted = (chain[:, 1:] == outcomes[:, :-1]).to(torch.int64).cumprod(1).sum(1, keepdim=True)
     lengths[slots] += accepted[:, 0] + 1
+    lengths[-1] = 0
     last[slots] = torch.cat((chain.gather(1, accepted), outcomes.gather(1, accepted)), 1)
     return torch.cat((accepted, outcomes), 1)
 

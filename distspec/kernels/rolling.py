@@ -53,7 +53,7 @@ def spread(
 
 
 @triton.jit
-def _settle(lengths, last, slots, chain, outcomes, results, count, COUNT: tl.constexpr):
+def _settle(lengths, last, slots, chain, outcomes, results, count, spare_row, COUNT: tl.constexpr):
     own, i = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
     slot = tl.load(slots + own)
     outcome = tl.load(outcomes + own * count + i, mask=i < count, other=-1)
@@ -61,7 +61,7 @@ def _settle(lengths, last, slots, chain, outcomes, results, count, COUNT: tl.con
     accepted = tl.min(tl.where(draft == outcome, COUNT, i), 0)
     tl.store(results + own * (count + 1), accepted.to(tl.int64))
     tl.store(results + own * (count + 1) + 1 + i, outcome, mask=i < count)
-    tl.store(lengths + slot, tl.load(lengths + slot) + accepted + 1)
+    tl.store(lengths + slot, tl.where(slot == spare_row, 0, tl.load(lengths + slot) + accepted + 1))
     tl.store(last + slot * 2, tl.load(chain + own * count + accepted))
     tl.store(last + slot * 2 + 1, tl.load(outcomes + own * count + accepted))
 
@@ -70,7 +70,16 @@ def settle(lengths: Tensor, last: Tensor, slots: Tensor, chain: Tensor, outcomes
     rows, count = chain.shape
     results = chain.new_empty(rows, count + 1)
     _settle[(rows,)](
-        lengths, last, slots, chain, outcomes, results, count, COUNT=triton.next_power_of_2(count), num_warps=1
+        lengths,
+        last,
+        slots,
+        chain,
+        outcomes,
+        results,
+        count,
+        len(lengths) - 1,
+        COUNT=triton.next_power_of_2(count),
+        num_warps=1,
     )
     return results
 

@@ -43,7 +43,9 @@ def check_settle(seed: int, device: torch.device) -> None:
     got = rolling.settle(*there, *(part.to(device) for part in inputs))
     assert torch.equal(got.cpu(), want)
     for one, other in zip(there, state, strict=True):
-        assert torch.equal(one.cpu(), other)
+        # Of what only pads, the last row writes tokens last; nobody reads them.
+        assert torch.equal(one.cpu()[:slots], other[:slots])
+    assert there[0][slots] == 0
 
 
 def check_make_up(seed: int, odds: float | None, vocab: int, device: torch.device) -> None:
