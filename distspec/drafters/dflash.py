@@ -16,7 +16,7 @@ import torch
 
 from distspec import config
 from distspec.attention import Span
-from distspec.drafters.features import FeatureDrafter, Text
+from distspec.drafters.features import FeatureDrafter, Path, Text
 from distspec.engine import Guesses
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.models.dflash import Dflash
@@ -86,7 +86,8 @@ class DflashDrafter(FeatureDrafter):
             spans.append(Span(sequence.pages, sequence.length, 0, (indices,) * count, writes))  # each row sees all
         hidden = self._model.forward(self.integers(tokens), self.integers(positions), self.attend(spans))
         of = [text for text, span in zip(texts, spans, strict=True) for _ in range(span.rows)]
-        guesses = iter(self.guesses(self._model.logits(hidden), of, positions))
+        paths: list[Path] = [()] * len(of)  # places are guessed at once: none knows the ones before it
+        guesses = iter(self.guesses(self._model.logits(hidden), of, paths, positions))
         for text, span in zip(texts, spans, strict=True):
             block = [next(guesses) for _ in range(span.rows)]
             _plant(text, block[1:])  # the first row is the last token's

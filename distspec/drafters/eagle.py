@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import Span
-from distspec.drafters.features import FeatureDrafter, Text
+from distspec.drafters.features import FeatureDrafter, Path, Text
 from distspec.engine import Guesses, Outcome
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.models import FeatureModel
@@ -46,7 +46,8 @@ class _Piece:
 @dataclass(slots=True)
 class _Batch:
     """The rows of a step. sources: entries of `vectors` that rows are fed with; writes: their locations; wanted: rows
-    that are guessed after, with their texts and the absolute positions of the tokens to be drawn."""
+    that are guessed after, with their texts, the paths below these, and the absolute positions of the tokens to be
+    drawn."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -54,6 +55,7 @@ class _Batch:
     writes: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
@@ -75,6 +77,7 @@ class _Batch:
         self.writes += writes
         self.wanted += wanted
         self.texts += [text] * len(wanted)
+        self.paths += [()] * piece.want + [sequence.path(node.id) for node in nodes]
         self.draws += [self.positions[row] + 2 for row in wanted]  # a row stands one position before its token
         length = sequence.length if nodes else piece.stop
         self.spans.append(Span(sequence.pages, length, len(committed), tuple(seen), writes))
@@ -149,7 +152,7 @@ class EagleDrafter(FeatureDrafter):
         if not batch.wanted:
             return []
         logits = self._model.logits(hidden.index_select(0, self.integers(batch.wanted)))
-        return self.guesses(logits, batch.texts, batch.draws)
+        return self.guesses(logits, batch.texts, batch.paths, batch.draws)
 
 
 def _absorb(piece: _Piece, outcome: Outcome[Guesses]) -> None:

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -31,7 +33,10 @@ from distspec.kv.pool import KVPool
 from distspec.models.base import Paged
 from distspec.models.config import ModelConfig
 from distspec.protocol.values import SamplingParams, Shape
-from distspec.sampling import SamplingRows
+from distspec.sampling import Asked, Editor, SamplingRows, edited
+
+Path = tuple[int, ...]
+"""Tokens below the end of a text."""
 
 
 class Enters(Protocol):
@@ -49,13 +54,15 @@ class Enters(Protocol):
 class Text:
     """A committed text, and the tree below it.
 
-    sequence: rows of its tokens from the second on, and of nodes; None where nothing is held. saved: their features as
-    they entered, on the host, where there is no sequence. computed: nodes with KV. right: how many committed rows were
-    computed from the target's features, and not as nodes. steps: how many more this turn is to grow.
+    edits: its slot in the drafter's Editor; None where its logits stay as they are. sequence: rows of its tokens from
+    the second on, and of nodes; None where nothing is held. saved: their features as they entered, on the host, where
+    there is no sequence. computed: nodes with KV. right: how many committed rows were computed from the target's
+    features, and not as nodes. steps: how many more this turn is to grow.
     """
 
     tokens: list[int] = field(default_factory=list)
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
+    edits: int | None = None
     sequence: kv.Sequence | None = None
     saved: Tensor | None = None
     tree: Sprout = field(default_factory=Sprout)
@@ -63,6 +70,38 @@ class Text:
     right: int = 0
     shape: Shape = field(default_factory=lambda: Shape(steps=0))
     steps: int = 0
+
+
+class _Edits:
+    """What the requests of texts change of their logits, each text in a slot of its own if it does."""
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self._editor = Editor(vocab, device)
+        self._free: list[int] = []
+        self._slots = count()
+
+    def open(self, text: Text) -> None:
+        """Begin, or begin anew after a cut: what was counted of the text is forgotten."""
+        if text.edits is None and edited(text.params):
+            text.edits = heappop(self._free) if self._free else next(self._slots)
+        if text.edits is not None:
+            self._editor.open(text.edits, text.params)
+
+    def close(self, text: Text) -> None:
+        if text.edits is not None:
+            self._editor.close(text.edits)
+            heappush(self._free, text.edits)
+            text.edits = None
+
+    def apply_(self, logits: Tensor, texts: Sequence[Text], paths: Sequence[Path]) -> None:
+        """logits: float32 [rows, vocab], each row of a text and what else it follows."""
+        asked = [
+            Asked(text.edits, row, text.tokens, len(text.tokens), [path])
+            for row, (text, path) in enumerate(zip(texts, paths, strict=True))
+            if text.edits is not None
+        ]
+        for edit in self._editor.edits(asked):
+            edit.apply_(logits)
 
 
 class FeatureDrafter(ABC):
@@ -109,6 +148,7 @@ class FeatureDrafter(ABC):
             device=device,
         )
         self._books = kv.Books(PageAllocator(pages, options.page_size), None)
+        self._edits = _Edits(shape.vocab_size, device)
         self._texts: dict[int, Text] = {}  # least recently used first
         backend, _ = choose(options.attention_backend, device, model.dtype)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
@@ -131,6 +171,7 @@ class FeatureDrafter(ABC):
         text = self._texts.pop(request, None)
         if text is not None:
             self._close(text)
+            self._edits.close(text)
 
     def check(self) -> None:
         """Prove that every page has exactly its holders. Raises AssertionError."""
@@ -155,11 +196,15 @@ class FeatureDrafter(ABC):
         self._put_away(text)
         return False
 
-    def guesses(self, logits: Tensor, texts: Sequence[Text], draws: Sequence[int]) -> list[Guesses]:
+    def guesses(
+        self, logits: Tensor, texts: Sequence[Text], paths: Sequence[Path], draws: Sequence[int]
+    ) -> list[Guesses]:
         """What may follow each row, in as many guesses as the widest of the shapes asks for.
 
-        logits: float32 [rows, vocab]. texts: of each row. draws: absolute position of the token that follows it.
+        logits: float32 [rows, vocab], changed as the requests ask. texts, paths: of each row, what it follows. draws:
+        absolute position of the token that follows it.
         """
+        self._edits.apply_(logits, texts, paths)
         rows = SamplingRows.of([text.params for text in texts], draws, self.device)
         most = max(text.shape.topk for text in texts)
         return self._acceptance.guess(logits, rows, (len(text.tokens) for text in texts), most)
@@ -201,6 +246,7 @@ class FeatureDrafter(ABC):
         else:
             entered = torch.cat((self._features(text)[: first - 1], entered))
             self._close(text)
+            self._edits.open(text)
             self._open(text, entered, busy)
 
     def _entered(self, row: DraftRow) -> Tensor:

@@ -21,13 +21,25 @@ from distspec.errors import IllegalTransition, InvalidValue
 from distspec.models.dflash import Dflash
 from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
-from tests import plain
+from tests import chain, plain
 from tests.featured import CPU, FED, SHAPE, features, made, plain_fed
 from tests.growth import Growth, Path, paths
 
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=99, temperature=1.0, seed=4, stop_token_ids=(0, 7))
+EDITED = SamplingParams(
+    max_tokens=99,
+    temperature=0.8,
+    seed=5,
+    prompt_tokens=2,
+    bad_words=((3,), (4, 5), (6, 8)),
+    logit_bias=((4, 2.0), (6, 2.0), (9, -1.0)),
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=1.5,
+)
+PARAMS = {"greedy": GREEDY, "seeded": SEEDED, "edited": EDITED}
 
 
 def drafter(name: str, page_size: int = 4, num_pages: int = 400, budget: int = 16, scratch: int = 64) -> EagleDrafter:
@@ -92,7 +104,8 @@ class Book:
             feature = above[-1][0] if above else self.rows[-1][0]
             position = len(self.rows) + len(above)
             row = self.nodes[path] = dense(self.name).row(path[-1], feature, position, [*self.rows, *above])
-        return ranking(dense(self.name).logits(row[0][None]), self.params, len(self.text) + len(path))
+        logits = chain.edited(dense(self.name).logits(row[0][None])[0], (*self.text, *path), self.params)
+        return ranking(logits[None], self.params, len(self.text) + len(path))
 
 
 def ranking(logits: Tensor, params: SamplingParams, position: int) -> list[tuple[int, float]]:
@@ -123,12 +136,12 @@ turns = st.lists(
 
 @pytest.mark.parametrize("name", FED)
 @settings(deadline=None, max_examples=25)
-@given(turns, st.sampled_from([1, 4, 16]), st.booleans())
+@given(turns, st.sampled_from([1, 4, 16]), st.sampled_from(list(PARAMS)))
 def test_trees_are_those_of_the_dense_model_whatever_came_before(
-    name: str, turns: list[tuple[int, int, int, list[int], Shape]], page_size: int, sampled: bool
+    name: str, turns: list[tuple[int, int, int, list[int], Shape]], page_size: int, kind: str
 ) -> None:
     """Requests are cut, follow a path of their tree and go their own way."""
-    subject, params = drafter(name, page_size), SEEDED if sampled else GREEDY
+    subject, params = drafter(name, page_size), PARAMS[kind]
     books: dict[int, Book] = {}
     for request, cut, which, piece, shape in turns:
         book = books.setdefault(request, Book(name, params))

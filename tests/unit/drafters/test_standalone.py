@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
+from math import ceil, inf
 
 import pytest
 import torch
@@ -25,10 +25,22 @@ from distspec.models import random_model, save_pretrained
 from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
 from tests.causal import logits
+from tests.chain import edited
 from tests.desks import CPU, GREEDY, SEEDED, SHAPE, engine, model
 from tests.growth import Growth, Path, paths
 
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
+EDITED = SamplingParams(
+    max_tokens=99,
+    seed=4,
+    prompt_tokens=9,
+    stop_token_ids=(0,),
+    min_tokens=6,
+    allowed_token_ids=(0, 1, 2, 3, 5, 8, 9),
+    logit_bias=((1, 1.0), (2, -1.0)),
+    repetition_penalty=0.9,
+    frequency_penalty=1.5,
+)
 NARROW = SamplingParams(max_tokens=99, seed=4, temperature=0.7, top_p=0.4, stop_token_ids=(0,))
 
 
@@ -49,8 +61,9 @@ def chain(steps: int) -> Shape:
 def guesses(text: Path, params: SamplingParams) -> list[tuple[int, float]]:
     """All tokens as the model ranks them after `text`: one dense sequence, no pages, no cache, no batch."""
     rows = SamplingRows.of([params], [len(text)], CPU)
-    tokens, scores = best(logits(model(), list(text))[-1:], rows, SHAPE.vocab_size)
-    return list(zip(tokens[0].tolist(), scores[0].tolist(), strict=True))
+    scores = edited(logits(model(), list(text))[-1], text, params)
+    found = (x[0].tolist() for x in best(scores[None], rows, SHAPE.vocab_size))
+    return [guess for guess in zip(*found, strict=True) if guess[1] > -inf]
 
 
 class Book:
@@ -134,7 +147,7 @@ class Counter:
         return rows
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED, NARROW], ids=["greedy", "seeded", "narrow"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, NARROW, EDITED], ids=["greedy", "seeded", "narrow", "edited"])
 @pytest.mark.parametrize("odds", [(), (0.6, 0.25, 0.1)], ids=["dynamic", "static"])
 @pytest.mark.parametrize("topk", [1, 2, 3])
 @pytest.mark.parametrize("width", [1, 2, 4])
