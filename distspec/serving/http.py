@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from distspec.errors import ModelNotServed, RequestError, Unavailable
 from distspec.serving import responses, schema
-from distspec.serving.responses import DONE, Envelope
+from distspec.serving.responses import DONE, Envelope, Extras
 from distspec.serving.results import Stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
 from distspec.serving.service import Job, Service
@@ -97,7 +97,13 @@ def create_app(service: Service, fleet: Fleet) -> FastAPI:
 async def _answer(
     request: Request, service: Service, kind: responses.Kind, asked: GenerationRequest, jobs: Sequence[Job]
 ) -> Response:
-    envelope = Envelope.new(kind, service.limits.model, jobs[0].params.seed, asked.n or 1)
+    extras = Extras(
+        spell=service.text.spell,
+        logprobs=jobs[0].params.logprobs is not None,
+        prompt_logprobs=asked.prompt_logprobs is not None,
+        token_ids=bool(asked.return_token_ids),
+    )
+    envelope = Envelope.new(kind, service.limits.model, jobs[0].params.seed, asked.n or 1, extras)
     if not asked.stream:
         return _json(envelope.whole(await _while_connected(request, service.complete(jobs))))
     wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
@@ -114,7 +120,8 @@ async def _answer(
 async def _events(
     service: Service, envelope: Envelope, jobs: Sequence[Job], wants_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of an answer: one for each message of the coordinator that brought text."""
+    """Server-sent events of an answer: one for each message of the coordinator that brought text, or a token without
+    any that is told of."""
     opened: set[int] = set()
     stats: dict[int, Stats] = {}
     try:
@@ -122,7 +129,7 @@ async def _events(
             async for index, chunk in chunks:
                 if chunk.stats is not None:
                     stats[index] = chunk.stats
-                if chunk.text or chunk.finish_reason:
+                if chunk.text or chunk.finish_reason or envelope.extras.wanted:
                     body = envelope.chunk(index, chunk, opens=index not in opened, counts_usage=wants_usage)
                     opened.add(index)
                     yield responses.event(body)

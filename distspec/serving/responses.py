@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from distspec.errors import RequestError
-from distspec.serving.results import Chunk, Completion, Stats
+from distspec.serving import logprobs
+from distspec.serving.results import Chunk, Completion, PromptReport, Stats
 
 Kind = Literal["completion", "chat"]
 DONE = b"data: [DONE]\n\n"
@@ -27,6 +28,21 @@ _TYPES = {429: "rate_limit_error", 404: "not_found_error", 503: "service_unavail
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What else a request wants to be told: logprobs of the answer and of its prompt, token ids. spell: see
+    serving.logprobs."""
+
+    spell: logprobs.Spell
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return self.logprobs or self.prompt_logprobs or self.token_ids
+
+
+@dataclass(frozen=True, slots=True)
 class Envelope:
     """What all bodies of one answer share. choices: n; the answers of prompt p are p*n .. p*n+n-1."""
 
@@ -34,26 +50,23 @@ class Envelope:
     model: str
     seed: int
     choices: int
+    extras: Extras
     id: str
     created: int
 
     @classmethod
-    def new(cls, kind: Kind, model: str, seed: int, choices: int) -> Envelope:
-        return cls(kind, model, seed, choices, f"{_OBJECTS[kind][0]}-{uuid.uuid4().hex}", int(time.time()))
+    def new(cls, kind: Kind, model: str, seed: int, choices: int, extras: Extras) -> Envelope:
+        return cls(kind, model, seed, choices, extras, f"{_OBJECTS[kind][0]}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        choices = [self._choice(i, item.text, item.finish_reason) for i, item in enumerate(completions)]
-        body = self._body(_OBJECTS[self.kind][1], choices)
+        choices = [self._choice(i, item) for i, item in enumerate(completions)]
+        body = self._body(_OBJECTS[self.kind][1], choices, completions[0].prompt)
         return body | {"usage": self.usage([item.stats for item in completions])}
 
     def chunk(self, index: int, chunk: Chunk, *, opens: bool, counts_usage: bool) -> dict[str, Any]:
         """A piece of answer `index`; opens: its first. counts_usage: a usage chunk will follow the answers."""
-        choice = (
-            self._delta(index, chunk, opens)
-            if self.kind == "chat"
-            else self._choice(index, chunk.text, chunk.finish_reason)
-        )
-        body = self._body(_OBJECTS[self.kind][2], [choice])
+        choice = self._delta(index, chunk, opens) if self.kind == "chat" else self._choice(index, chunk)
+        body = self._body(_OBJECTS[self.kind][2], [choice], chunk.prompt)
         return body | {"usage": None} if counts_usage else body
 
     def usage_chunk(self, stats: Sequence[Stats]) -> dict[str, Any]:
@@ -72,7 +85,7 @@ class Envelope:
             "distspec": _speculation(stats),
         }
 
-    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _body(self, kind: str, choices: list[dict[str, Any]], prompt: PromptReport | None = None) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -80,17 +93,47 @@ class Envelope:
             "model": self.model,
             "choices": choices,
             "distspec": {"seed": self.seed},
+            **(self._of_prompt(prompt) if self.kind == "chat" else {}),
         }
 
-    def _choice(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+    def _choice(self, index: int, part: Completion | Chunk) -> dict[str, Any]:
         content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text}} if self.kind == "chat" else {"text": text}
+            {"message": {"role": "assistant", "content": part.text}} if self.kind == "chat" else {"text": part.text}
         )
-        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+        return self._filled(index, content, part)
 
     def _delta(self, index: int, chunk: Chunk, opens: bool) -> dict[str, Any]:
         delta = {"role": "assistant", "content": chunk.text} if opens else {"content": chunk.text}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": chunk.finish_reason}
+        return self._filled(index, {"delta": delta}, chunk)
+
+    def _filled(self, index: int, content: dict[str, Any], part: Completion | Chunk) -> dict[str, Any]:
+        return {
+            "index": index,
+            **content,
+            "logprobs": self._logprobs(part) if self.extras.logprobs else None,
+            "finish_reason": part.finish_reason,
+            **({"token_ids": part.token_ids} if self.extras.token_ids else {}),
+            **(self._of_prompt(part.prompt) if self.kind == "completion" else {}),
+        }
+
+    def _logprobs(self, part: Completion | Chunk) -> dict[str, Any]:
+        """Of a piece of a completion, those of an echoed prompt come first."""
+        if self.kind == "chat":
+            return logprobs.chat(self.extras.spell, part.token_ids, part.logprobs)
+        tokens, offsets, told = part.token_ids, part.offsets, part.logprobs
+        if part.prompt is None or not part.prompt.offsets:
+            return logprobs.completion(self.extras.spell, tokens, offsets, told)
+        tokens, offsets = part.prompt.token_ids + tokens, part.prompt.offsets + offsets
+        return logprobs.completion(self.extras.spell, tokens, offsets, (None, *part.prompt.logprobs, *told))
+
+    def _of_prompt(self, prompt: PromptReport | None) -> dict[str, Any]:
+        """What vLLM tells of a prompt: beside each answer of a completion, once of a chat."""
+        found: dict[str, Any] = {}
+        if prompt is not None and self.extras.prompt_logprobs:
+            found["prompt_logprobs"] = logprobs.prompt(self.extras.spell, prompt.token_ids, prompt.logprobs)
+        if prompt is not None and self.extras.token_ids:
+            found["prompt_token_ids"] = prompt.token_ids
+        return found
 
 
 def models(model: str, created: int, max_model_len: int) -> dict[str, Any]:

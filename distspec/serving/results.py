@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distspec.protocol.values import Usage
+from distspec.protocol.values import TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,41 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a stream. text may be empty while a character or a stop string is unfinished.
+class PromptReport:
+    """What an answer tells of its prompt. text: with which the answer begins, where the prompt is echoed; offsets:
+    where in it each token begins, of a completion that does so. logprobs: of the tokens from the second on, where asked
+    for."""
 
-    finish_reason: "stop" | "length", and stats, are those of the last piece.
+    token_ids: tuple[int, ...]
+    text: str = ""
+    offsets: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream. A token comes with the piece that ends its text; while a character or a stop string is
+    unfinished, it is held back.
+
+    finish_reason: "stop" | "length", and stats, are those of the last piece; prompt is that of the first. logprobs: of
+    each token, where asked for; offsets: where in the text of the answer each token begins.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     stats: Stats | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    offsets: tuple[int, ...] = ()
+    prompt: PromptReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer. token_ids end with the token that ended it (end of sequence, or of a stop string).
 
-    seed and choice make it again: the same request with this seed gives the same tokens.
+    seed and choice make it again: the same request with this seed gives the same tokens. logprobs and offsets as
+    in Chunk.
     """
 
     text: str
@@ -61,6 +79,9 @@ class Completion:
     seed: int
     choice: int
     stats: Stats
+    prompt: PromptReport
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    offsets: tuple[int, ...] = ()
 
 
 def stats(

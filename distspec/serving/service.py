@@ -10,7 +10,8 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol, cast
 
 from msgspec import structs
@@ -20,9 +21,10 @@ from distspec.protocol.messages import Output
 from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
 from distspec.serving import prompts, sampling, schema
 from distspec.serving.limits import Limits
-from distspec.serving.results import Chunk, Completion, stats
+from distspec.serving.pieces import Pieces
+from distspec.serving.results import Chunk, Completion, PromptReport, stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
-from distspec.serving.text import Decoder, Text
+from distspec.serving.text import Decoder, Text, spelled
 
 
 class Submitter(Protocol):
@@ -36,13 +38,18 @@ class Submitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One stream to generate: a prompt and one of its n choices. stops: strings that end its text."""
+    """One stream to generate: a prompt and one of its n choices. stops: strings that end its text. echo: with which the
+    text begins, and where in it each token of the prompt does."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     speculation: SpeculationChoice
     stops: tuple[str, ...] = ()
     include_stop: bool = False
+    echo: tuple[str, tuple[int, ...]] = ("", ())
+
+    def pieces(self, text: Text) -> Pieces:
+        return Pieces(self.decoder(text), PromptReport(self.prompt, *self.echo))
 
     def decoder(self, text: Text) -> Decoder:
         """As in vLLM, what ends the answer is part of its text only if that is asked for, string or token."""
@@ -79,37 +86,34 @@ class Service:
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """Chunks of one job, the last with a finish_reason. Closing it cancels the job. Raises RequestError."""
-        decoder = job.decoder(self.text)
+        pieces = job.pieces(self.text)
         start = time.perf_counter()
         first: float | None = None
-        count = 0
-        reason: str | None = None
+        chunk: Chunk | None = None
         usage: Usage | None = None
         outputs = cast(AsyncGenerator[Output, None], self._client.submit(job.prompt, job.params, job.speculation))
         async with aclosing(outputs):
             async for output in outputs:
-                text, taken, stopped = decoder.push(output.tokens, last=output.finish_reason is not None)
-                count += taken
-                if taken and first is None:
+                chunk, usage = pieces.push(output), output.usage or usage
+                if pieces.count and first is None:
                     first = time.perf_counter() - start
-                reason, usage = "stop" if stopped else output.finish_reason, output.usage or usage
-                tokens = output.tokens[:taken]
-                if reason is not None:
+                if chunk is not None and chunk.finish_reason is not None:
                     break
-                if tokens:
-                    yield Chunk(text, tokens)
+                if chunk is not None:
+                    yield chunk
         # By now the stream is closed at the coordinator, also where only a stop string ended it.
-        if reason not in ("stop", "length"):
+        if chunk is None or chunk.finish_reason not in ("stop", "length"):
+            reason = chunk.finish_reason if chunk is not None else None
             raise Unavailable(f"the stream was ended by the fleet ({reason or 'no final message'})")
         total = time.perf_counter() - start
         measured = stats(
             usage,
             prompt_tokens=len(job.prompt),
-            completion_tokens=count,
+            completion_tokens=pieces.count,
             first_token_s=total if first is None else first,
             total_s=total,
         )
-        yield Chunk(text, tokens, reason, measured)
+        yield replace(chunk, stats=measured)
 
     async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Chunks of several jobs as they come, with the index of their job.
@@ -142,24 +146,11 @@ class Service:
 
     async def complete(self, jobs: Sequence[Job]) -> list[Completion]:
         """Whole answers, in the order of the jobs. The first error ends all of them."""
-        texts: list[list[str]] = [[] for _ in jobs]
-        tokens: list[list[int]] = [[] for _ in jobs]
-        done: dict[int, Completion] = {}
+        found: list[list[Chunk]] = [[] for _ in jobs]
         async with aclosing(self.run(jobs)) as chunks:
             async for index, chunk in chunks:
-                texts[index].append(chunk.text)
-                tokens[index].extend(chunk.token_ids)
-                if chunk.finish_reason is not None and chunk.stats is not None:
-                    params = jobs[index].params
-                    done[index] = Completion(
-                        "".join(texts[index]),
-                        tuple(tokens[index]),
-                        chunk.finish_reason,
-                        params.seed,
-                        params.choice,
-                        chunk.stats,
-                    )
-        return [done[index] for index in range(len(jobs))]
+                found[index].append(chunk)
+        return [_joined(*pair) for pair in zip(found, jobs, strict=True)]
 
     def _check_streams(self, field: str, count: int, request: GenerationRequest) -> None:
         count *= request.n or 1
@@ -178,6 +169,7 @@ class Service:
         jobs = []
         for field, prompt in texts:
             kept = prompt if keep is None else prompt[-keep:]
+            echo = await self._echo(request, kept) if request.echo else ("", ())
             params = sampling.resolve(
                 request,
                 seed=seed,
@@ -195,7 +187,34 @@ class Service:
                     speculation,
                     schema.stops(request),
                     bool(request.include_stop_str_in_output),
+                    echo,
                 )
                 for choice in range(request.n or 1)
             ]
         return jobs
+
+    async def _echo(self, request: GenerationRequest, prompt: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """See Job. Of a chat, what the assistant has said already, of which there are no tokens apart."""
+        if isinstance(request, ChatRequest):
+            last = prompts.turns(request.messages, self.limits)[-1]
+            return last["content"] if last["role"] == "assistant" else "", ()
+        return await asyncio.to_thread(spelled, self.text, prompt)
+
+
+def _joined(chunks: Sequence[Chunk], job: Job) -> Completion:
+    """All chunks of a job, in order."""
+    first, last = chunks[0], chunks[-1]
+    assert last.finish_reason is not None
+    assert last.stats is not None
+    assert first.prompt is not None
+    return Completion(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
+        finish_reason=last.finish_reason,
+        seed=job.params.seed,
+        choice=job.params.choice,
+        stats=last.stats,
+        prompt=first.prompt,
+        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        offsets=tuple(chain.from_iterable(chunk.offsets for chunk in chunks)),
+    )

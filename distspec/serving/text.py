@@ -5,6 +5,8 @@ Knows one tokenizer. Does not know requests, streams or the model.
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,14 @@ _CHARACTER = 4
 """Bytes of the longest character in UTF-8."""
 _WINDOW = 32
 
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How tokenizers with byte fallback name a byte."""
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {
+    chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED)))
+}
+"""How byte-level tokenizers (GPT-2 and its kin) write a byte: one that prints as itself, others from U+0100 on."""
+
 
 class Text:
     """A tokenizer as serving needs it. eos_token_ids: those that the model's own config names."""
@@ -33,6 +43,7 @@ class Text:
         turns = [id for id, token in added.items() if token.content in END_OF_TURN]
         own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.stop_ids = tuple(sorted({*eos_token_ids, *turns, *own}))
+        self._spelled: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -44,6 +55,25 @@ class Text:
     def shows(self, token: int) -> bool:
         """Whether a token has text: special ones and the padding of an embedding have none."""
         return token not in self.special_ids and self._backend.id_to_token(token) is not None
+
+    def spell(self, token: int) -> bytes:
+        """The text of a token by itself, the name of one that is special. Bytes that are no text alone stay so."""
+        if token not in self._spelled:
+            self._spelled[token] = self._spell(token)
+        return self._spelled[token]
+
+    def _spell(self, token: int) -> bytes:
+        name = self._backend.id_to_token(token)
+        if name is None or token in self.special_ids:
+            return (name or "").encode()
+        # Beside itself, since some tokenizers drop a space at the beginning of a text.
+        twice, once = self.decode([token, token]), self.decode([token])
+        if REPLACEMENT not in twice:
+            return twice[len(once) :].encode()
+        if match := _BYTE.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        known = [_BYTE_LEVEL.get(char) for char in name]
+        return bytes(byte for byte in known if byte is not None) if None not in known else once.encode()
 
     def chat(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Tokens of a conversation (role and content of each turn), up to where the assistant speaks.
@@ -79,6 +109,8 @@ class Detokenizer:
         self._window: list[int] = []
         self._sent = 0
         self._clean = 0
+        self.waits = False
+        """Whether the last token's text may still change with the next."""
 
     def push(self, token: int) -> str:
         if not self._text.shows(token):
@@ -88,6 +120,7 @@ class Detokenizer:
         stable = len(decoded.rstrip(REPLACEMENT))
         waits = len(self._window) - self._clean < _CHARACTER
         piece, self._sent = self._take(decoded, stable if waits else max(stable, len(decoded) - _CHARACTER + 1))
+        self.waits = self._sent < len(decoded)
         if stable == len(decoded) > 0:
             # The tokens before the last clean point are not needed to decode what follows; those after it are
             # kept once more as context, for tokenizers that treat the start of a text differently.
@@ -187,29 +220,63 @@ class Decoder:
         self._silent = frozenset(silent)
         self._min_tokens = min_tokens
         self._count = 0
+        self._made = self._given = 0  # characters that tokens have brought, and those that were given out
+        self._open: list[int] = []  # where tokens begin whose text may still change
+        self._ends: deque[tuple[int, int]] = deque()  # where others begin and end
 
     def push(self, tokens: Sequence[int], *, last: bool = False) -> tuple[str, int, bool]:
         """(text to give out, tokens that count, whether a stop string ended the stream).
 
         The token that completes a stop counts, those after it do not. last: nothing follows, give out all.
         """
-        pieces = []
-        for i, token in enumerate(tokens):
-            self._count += 1
-            shown = "" if token in self._silent else self._detokenizer.push(token)
-            piece, stopped = self._finder.push(shown, armed=self._armed)
-            pieces.append(piece)
+        pieces, taken, stopped = [], 0, False
+        for token in tokens:
             if stopped:
-                return "".join(pieces), i + 1, True
-        stopped = False
-        if last:
+                break
+            taken += 1
+            piece, stopped = self._finder.push(self._shown(token), armed=self._armed)
+            pieces.append(piece)
+        if last and not stopped:
             piece, stopped = self._finder.push(self._detokenizer.flush(), armed=self._armed)
             pieces += (piece, "" if stopped else self._finder.flush())
-        return "".join(pieces), len(tokens), stopped
+        text = "".join(pieces)
+        self._given += len(text)
+        return text, taken, stopped
+
+    def release(self, *, everything: bool) -> list[int]:
+        """Where in the text each token begins, or the character whose bytes it ends: of those that count, were not
+        released before, and have given out all their text. everything: at the end, all of them."""
+        found = []
+        while self._ends and (everything or self._ends[0][1] <= self._given):
+            found.append(self._ends.popleft()[0])
+        if everything:
+            found += self._open
+            self._open.clear()
+        return [min(start, self._given) for start in found]
+
+    def _shown(self, token: int) -> str:
+        """What a token adds to the text, which may be cut."""
+        self._count += 1
+        self._open.append(self._made)
+        shown = "" if token in self._silent else self._detokenizer.push(token)
+        self._made += len(shown)
+        # Text that comes while bytes are still held back ends what was open before; these bytes are the last token's.
+        waits = self._detokenizer.waits
+        ended = 0 if waits and not shown else len(self._open) - waits
+        self._ends += [(start, self._made) for start in self._open[:ended]]
+        del self._open[:ended]
+        return shown
 
     @property
     def _armed(self) -> bool:
         return self._count > self._min_tokens
+
+
+def spelled(text: Text, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """A whole text, and where in it each token begins."""
+    decoder = Decoder(text, ())
+    whole, _, _ = decoder.push(tokens, last=True)
+    return whole, tuple(decoder.release(everything=True))
 
 
 def _failure(stop: str) -> list[int]:

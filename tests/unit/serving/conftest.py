@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from distspec.errors import RequestError
 from distspec.protocol.messages import Output
-from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage, finish_reason
+from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs, Usage, finish_reason
 from distspec.serving.limits import Limits
 from distspec.serving.service import Service
 from distspec.serving.text import Text
 from tests.words import byte_fallback, byte_level
+
+
+def logprobs_of(tokens: Sequence[int], most: int | None, vocab_size: int) -> tuple[TokenLogprobs, ...]:
+    """A token's rank is what is left of it by seven, and those after it are likelier; nothing if most is None."""
+    if most is None:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            logprob=-1.0 - token % 7,
+            rank=1 + token % 7,
+            top=tuple(((token + token % 7 - i) % vocab_size, -1.0 - i) for i in range(most)),
+        )
+        for token in tokens
+    )
 
 
 class TableClient:
@@ -62,7 +76,15 @@ class TableClient:
                         reason = reason or "stop"
                         break
                 usage = Usage(prompt_tokens=len(prompt), completion_tokens=emitted, rounds=emitted, policy="ar")
-                yield Output(key="k", start=start, tokens=tuple(run), finish_reason=reason, usage=usage)
+                yield Output(
+                    key="k",
+                    start=start,
+                    tokens=tuple(run),
+                    finish_reason=reason,
+                    usage=usage,
+                    logprobs=logprobs_of(run, params.logprobs, self.vocab_size),
+                    prompt_logprobs=() if start else logprobs_of(prompt[1:], params.prompt_logprobs, self.vocab_size),
+                )
                 await asyncio.sleep(0)
         finally:
             self.open -= 1
