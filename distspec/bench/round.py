@@ -1,9 +1,10 @@
 """Tokens per second of rounds on one GPU, target and drafter side by side, beside what memory and products allow.
 
 Knows engines, rounds and bytes. Does not know requests, workers or how books are kept beyond lengths and pages. Weights
-are random, so outcomes and guesses are made up (distspec.synthetic); all forwards and draws run in full. A round is
-bound by the bytes that its forwards read over the copy bandwidth of the same run, or by their products over the rate of
-a large one, whichever takes longer for each.
+are random, so outcomes and guesses are made up (distspec.synthetic); all forwards and draws run in full. Speeds are of
+the tokens that a round brings on average at this acceptance: few rounds bring some more or less. A round is bound by
+the bytes that its forwards read over the copy bandwidth of the same run, or by their products over the rate of a large
+one, whichever takes longer for each.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ from distspec.models.llama import Llama
 from distspec.models.shapes import PREFIX
 from distspec.protocol.values import SamplingParams
 
-FIGURES = {"ms": "round_ms", "tokens": "tokens_per_round", "over ar": "over_ar", "idle": "idle", "between": "between"}
-"""Columns of the table: of a round its time and the tokens of a request; speed over plain decoding of the same batch;
-the device's idle share, and that between two rounds alone."""
+FIGURES = {
+    "ms": "round_ms",
+    "tokens": "tokens_per_round",
+    "over ar": "over_ar",
+    "unused": "unused",
+    "idle": "idle",
+    "between": "between",
+}
+"""Columns of the table: of a round its time, and the tokens that a request was seen to get; speed over plain decoding
+of the same batch; the share of a round in which no kernel runs, as their own times say and as the profiler sees it; and
+what of that lies between two rounds."""
 
 _WARM = 6
 _TRACED = 12
@@ -90,7 +99,7 @@ def measure(
         room = CONTEXT + (rounds + _TRACED + 2 * _WARM) * (max(steps) + 1)
         sized = replace(options, max_num_seqs=max(batches), num_pages=max(batches) * options.pages_for(room))
         bench = Rounds(target, drafter, sized, acceptance, device, max_model_len=room)
-        found += list(_rows(pair, bench, cells, rounds, rates, context))
+        found += list(_rows(pair, bench, cells, acceptance, rounds, rates, context))
         del target, drafter, bench
         torch.cuda.empty_cache()
     return found
@@ -103,13 +112,14 @@ def matrix_rate(device: torch.device) -> float:
 
 
 def _rows(
-    pair: str, bench: Rounds, cells: Sequence[Cell], rounds: int, rates: Rates, context: Context
+    pair: str, bench: Rounds, cells: Sequence[Cell], acceptance: float, rounds: int, rates: Rates, context: Context
 ) -> Iterator[Row]:
     plain: dict[tuple[int, bool], float] = {}
     for cell in cells:
         seconds, tokens = bench.timed(cell, rounds)
         launch_s, trace = bench.traced(cell)
-        speed = cell.batch * tokens / seconds
+        expected = sum(acceptance**i for i in range(cell.steps + 1))
+        speed = cell.batch * expected / seconds
         if not cell.steps:
             plain[cell.batch, cell.overlap] = speed
         bound = rates.seconds(bench.models[0], cell.batch, cell.batch * (cell.steps + 1))
@@ -118,11 +128,12 @@ def _rows(
             "round_ms": seconds * 1e3,
             "tokens_per_round": tokens,
             "over_ar": speed / plain[cell.batch, cell.overlap],
+            "unused": 1 - trace.busy_s() / seconds,
             "idle": trace.idle(),
             "between": trace.idle_between(),
             "launch_ms": launch_s * 1e3,
         }
-        yield row(f"round/{pair}/{cell.name}", speed, "tokens/s", cell.batch * tokens / bound, context | own)
+        yield row(f"round/{pair}/{cell.name}", speed, "tokens/s", cell.batch * expected / bound, context | own)
 
 
 class Rounds:

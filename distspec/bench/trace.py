@@ -62,16 +62,23 @@ class Trace:
         return [later.asked_ns < earlier.end for earlier, later in pairs]
 
     def idle(self) -> float:
-        """Share of the time, from the first launch's begin to the last one's end, in which the device did nothing."""
-        begin, end = self._replays[0].begin, self._replays[-1].end
-        busy = sum(max(0, min(e, end) - max(s, begin)) for s, e in _merged(self._busy))
-        return 1 - busy / (end - begin)
+        """Share of the time, from the first launch's begin to the last one's end, in which the device did nothing.
+        Watching lengthens the pause between two kernels."""
+        return 1 - self._inside(self._busy) / (self._replays[-1].end - self._replays[0].begin)
 
     def idle_between(self) -> float:
         """As `idle`, of what lies between the launches' own begins and ends alone: what a host can be blamed for."""
-        own = _merged([(replay.begin, replay.end) for replay in self._replays] + self._busy)
+        own = [(replay.begin, replay.end) for replay in self._replays]
+        return 1 - self._inside(own + self._busy) / (self._replays[-1].end - self._replays[0].begin)
+
+    def busy_s(self) -> float:
+        """Seconds of a launch in which the device did something."""
+        return self._inside(self._busy) / len(self._replays) * 1e-9
+
+    def _inside(self, intervals: Iterable[Interval]) -> int:
+        """How much of the time from the first launch's begin to the last one's end they cover."""
         begin, end = self._replays[0].begin, self._replays[-1].end
-        return 1 - sum(max(0, min(e, end) - max(s, begin)) for s, e in own) / (end - begin)
+        return sum(max(0, min(last, end) - max(first, begin)) for first, last in _merged(intervals))
 
     def _digest(self, events: Iterable[Any]) -> None:
         replays: dict[int, _Replay] = {}

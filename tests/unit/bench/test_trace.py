@@ -32,3 +32,4 @@ def test_what_is_idle_and_who_was_early() -> None:
     assert trace.launched_ahead() == [True, False]
     assert trace.idle() == pytest.approx((10 + 5 + 10 + 15) / 125)
     assert trace.idle_between() == pytest.approx((5 + 10 + 15) / 125)
+    assert trace.busy_s() == pytest.approx(85e-9 / 3)
