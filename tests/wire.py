@@ -11,12 +11,12 @@ from random import Random
 
 from torch import Tensor
 
-from distspec.transfer.base import End, Incoming, Outgoing
+from distspec.transfer.base import Computed, End, Incoming, Outgoing
 
 
 class Port:
-    """The transport of one life of a worker after the other. ended: tickets of it that are over on this side;
-    crossings: how far those got that arrive here."""
+    """The transport of one life of a worker after the other. ended: tickets of it that are over on this side; computed:
+    before which position those that it sends may be read; crossings: how far those got that arrive here."""
 
     def __init__(self, wire: Wire, end: End) -> None:
         self._wire = wire
@@ -24,6 +24,11 @@ class Port:
 
     def send(self, ticket: Outgoing) -> None:
         self.tickets[ticket.ticket] = ticket
+        self.computed[ticket.ticket] = ticket.pieces[0].start
+
+    def advance(self, ticket: int, stop: int, computed: Computed) -> None:
+        computed()
+        self.computed[ticket] = max(stop, self.computed[ticket])
 
     def receive(self, ticket: Incoming) -> None:
         self.tickets[ticket.ticket] = ticket
@@ -48,6 +53,7 @@ class Port:
         self.end = end
         self.tickets: dict[int, Outgoing | Incoming] = {}
         self.ended: set[int] = set()
+        self.computed: dict[int, int] = {}
         self.crossings: dict[int, Crossing] = {}
         self._wire.ports[end] = self
 
@@ -76,7 +82,7 @@ class Wire:
             (port, number)
             for port in self.ports.values()
             for number, ticket in port.tickets.items()
-            if self._is_broken(ticket) or (isinstance(ticket, Incoming) and number in self.ports[ticket.peer].tickets)
+            if self._is_broken(ticket) or (isinstance(ticket, Incoming) and self._comes(port, ticket))
         ]
 
     def move(self, port: Port, number: int) -> None:
@@ -99,10 +105,21 @@ class Wire:
             port.finish(number, None)
             peer.finish(number, None)
             return
-        stop = min(crossing.at + self.random.randint(1, 24), ticket.pieces[-1].stop)
+        if crossing.at == peer.computed[number]:
+            return
+        stop = min(crossing.at + self.random.randint(1, 24), peer.computed[number])
         crossing.run = range(crossing.at, stop)
         crossing.buffer = ticket.empty(crossing.run)
         crossing.buffer.copy_(source.read(crossing.run))
+
+    def _comes(self, port: Port, ticket: Incoming) -> bool:
+        """Its source has sent it, and something of it is computed that is not written here."""
+        peer, number = self.ports[ticket.peer], ticket.ticket
+        crossing = port.crossings.get(number)
+        at = ticket.pieces[0].start if crossing is None else crossing.at
+        return number in peer.tickets and (
+            peer.computed[number] > at or peer.computed[number] == ticket.pieces[-1].stop
+        )
 
     def _is_broken(self, ticket: Outgoing | Incoming) -> bool:
         peer = self.ports.get(ticket.peer)

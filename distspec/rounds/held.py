@@ -24,9 +24,11 @@ class Held:
     fresh: nothing of it was begun, what its sequence holds came from the prefix cache. lease: the lease that runs.
     shape: of the drafter's tree in its rounds (None: no drafts). most: nodes of it that are judged. emitted: output
     tokens of the stream, as far as known here. told: length of the drafter's text of it. tickets: when each transfer
-    under way began, by number. receiving: the ticket whose KV is on the way here. withdrawn: nodes that were left out,
-    and which nobody has dropped yet. flying: rounds of its lease that were launched and not read (see Loop), which may
-    still write to its pages. silent: nobody waits for its Freed.
+    under way began, by number. growing: transfers whose positions are not all computed yet, and what ends each: they
+    keep no page from anybody, since that could keep these positions from being computed. receiving: the ticket whose KV
+    is on the way here. withdrawn: nodes that were left out, and which nobody has dropped yet. flying: rounds of its
+    lease that were launched and not read (see Loop), which may still write to its pages. compiling: the grammar of its
+    constraint is not there yet, and its messages wait for that. silent: nobody waits for its Freed.
     """
 
     request: int
@@ -42,6 +44,7 @@ class Held:
     emitted: int = 0
     told: int = 0
     tickets: dict[int, float] = field(default_factory=dict)
+    growing: dict[int, Callable[[], None]] = field(default_factory=dict)
     receiving: int | None = None
     withdrawn: set[int] = field(default_factory=set)
     flying: int = 0
@@ -55,7 +58,7 @@ class Held:
     @property
     def needed(self) -> bool:
         """Somebody may still read or write its pages."""
-        return bool(self.tickets) or self.flying > 0
+        return bool(self.tickets)
 
     @property
     def drafting(self) -> bool:
@@ -114,9 +117,14 @@ class Holdings:
     def open(
         self, request: int, epoch: int, tokens: tuple[int, ...], params: SamplingParams, use_cache: bool = True
     ) -> Held:
-        """Raises OutOfSlots."""
+        """Raises OutOfSlots, BadConstraint."""
         slot = self._engine.open(tokens, params, use_cache)
-        held = self._held[request] = Held(request=request, epoch=epoch, slot=slot, params=params)
+        try:
+            compiling = not self._engine.is_ready(slot)
+        except BadConstraint:
+            self._engine.close(slot)
+            raise
+        held = self._held[request] = Held(request, epoch, slot, params, compiling=compiling)
         return held
 
     def release(self, held: Held) -> bool:

@@ -1,8 +1,9 @@
 """What a ticket is, and what carries it.
 
 A ticket moves what is kept of some positions of one request, KV and features, from one worker to another. Its pages
-belong to it until it is done or closed: the source's may be read, the destination's may be written. Knows nothing of
-requests, slots or pages: reading and writing are given as functions.
+belong to it until it is done or closed: the source's may be read, the destination's may be written. It may begin before
+all of its positions are computed: they cross as they come. Knows nothing of requests, slots or pages: reading and
+writing are given as functions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from torch import Tensor
 Done = Callable[[str | None], None]
 """Told once, on a thread of the transport: None, or why the ticket failed. Never told after `close`."""
 
+Computed = Callable[[], None]
+"""Returns when what was launched before it was made is computed; for a thread of the transport."""
+
+MOST_POSITIONS = 256
+"""Of a piece: a prompt's last piece cannot leave before the prompt is computed, so pieces are small beside prompts."""
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -27,7 +34,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """read(positions): what is kept of them, one tensor; called while the ticket is open only."""
+    """read(positions): what is kept of them, one tensor, which is there when it returns; called while the ticket is
+    open only, and when `Transport.advance` has named them."""
 
     ticket: int
     peer: End
@@ -38,7 +46,8 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """empty(positions): a buffer of the shape that the source reads. write: called while the ticket is open only."""
+    """empty(positions): a buffer of the shape that the source reads. write: called while the ticket is open only; it
+    has been written when it returns."""
 
     ticket: int
     peer: End
@@ -49,9 +58,13 @@ class Incoming:
 
 
 class Transport(Protocol):
-    """Carries tickets in the background, those of one pair and direction in the order they were given."""
+    """Carries tickets in the background, each from its first piece to its last, several of one pair side by side."""
 
-    def send(self, ticket: Outgoing) -> None: ...
+    def send(self, ticket: Outgoing) -> None:
+        """Open a ticket; nothing of it may be read yet."""
+
+    def advance(self, ticket: int, stop: int, computed: Computed) -> None:
+        """Positions before `stop` of a ticket that is sent may be read once `computed()` has returned."""
 
     def receive(self, ticket: Incoming) -> None: ...
 
@@ -64,7 +77,7 @@ class Transport(Protocol):
     def shutdown(self) -> None: ...
 
 
-def pieces(start: int, length: int, position_bytes: int, piece_bytes: int = 8 << 20) -> tuple[range, ...]:
+def pieces(start: int, length: int, position_bytes: int, piece_bytes: int = 32 << 20) -> tuple[range, ...]:
     """Positions start .. start+length-1 in runs of about piece_bytes; both ends must come to the same answer."""
-    step = max(1, piece_bytes // max(position_bytes, 1))
+    step = min(MOST_POSITIONS, max(1, piece_bytes // max(position_bytes, 1)))
     return tuple(range(first, min(first + step, start + length)) for first in range(start, start + length, step))

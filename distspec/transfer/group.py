@@ -1,4 +1,4 @@
-"""A process group of two, on gloo or NCCL: tensors one way, in order, and an end to it.
+"""A link of two, on a process group of gloo or NCCL: tensors one way, in order, and an end to it.
 
 Built from `torch.distributed`'s backends directly: a global group would tie the lives of all workers together.
 All use of that module's untyped names is here.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -15,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distspec.errors import TransferFailed
 from distspec.transfer.meeting import Board
 
 _TAG = 0
+_NAP_S = 2e-5
 _dist: Any = dist
 
 Store = Any
@@ -44,12 +47,17 @@ class Rendezvous(_dist.Store):  # type: ignore[misc]
             self._board.get(f"{self._prefix}/{key}", max(0.0, deadline - time.monotonic()))
 
 
+Pending = Callable[[], None]
+"""Returns when the tensor may be used again, or what was received is in it; raises if the link broke."""
+
+
 class Group(Protocol):
-    """Rank 0 sends, rank 1 receives. Both return when the tensor may be used again; both raise if it broke."""
+    """Rank 0 sends, rank 1 receives. What is given is there, and memory to receive into is nobody else's; several may
+    be under way, which end in order. Whoever waits keeps the tensor alive until then."""
 
-    def send(self, tensor: Tensor) -> None: ...
+    def send(self, tensor: Tensor) -> Pending: ...
 
-    def receive(self, tensor: Tensor) -> None: ...
+    def receive(self, tensor: Tensor) -> Pending: ...
 
     def abort(self) -> None:
         """Break it: the other side sees an error, now or with its timeout."""
@@ -69,45 +77,72 @@ class Gloo:
         self._peer = 1 - rank
         self._group: Any = _dist.ProcessGroupGloo(store, rank, 2, options)
 
-    def send(self, tensor: Tensor) -> None:
-        self._group.send([tensor.cpu().contiguous()], self._peer, _TAG).wait()
+    def send(self, tensor: Tensor) -> Pending:
+        sent = tensor.cpu().contiguous()
+        work = self._group.send([sent], self._peer, _TAG)
 
-    def receive(self, tensor: Tensor) -> None:
+        def wait(kept: Tensor = sent) -> None:
+            work.wait()
+
+        return wait
+
+    def receive(self, tensor: Tensor) -> Pending:
         landing = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
-        self._group.recv([landing], self._peer, _TAG).wait()
-        if landing is not tensor:
-            tensor.copy_(landing)
+        work = self._group.recv([landing], self._peer, _TAG)
+
+        def wait() -> None:
+            work.wait()
+            if landing is not tensor:
+                tensor.copy_(landing)
+
+        return wait
 
     def abort(self) -> None:
         self._group = None  # closes its connections
 
 
 class Nccl:
-    """Over NVLink, InfiniBand or sockets, tensors in device memory, on a stream of its own."""
+    """Over NVLink, InfiniBand or sockets, tensors in device memory, on a stream of its own.
+
+    timeout_s: how long the other side may take for a tensor. Who waits longer is told so and is to abort: a kernel of
+    NCCL whose peer died turns for ever.
+    """
 
     def __init__(self, store: Store, rank: int, *, device: torch.device, timeout_s: float) -> None:
-        # torch's monitor of a group ends the whole process when it thinks that one link hangs, and asks the store
-        # every second whether to dump its state. Ours have timeouts.
+        # torch's monitor of a group ends the whole process when it thinks that one link hangs, its watchdog when one
+        # failed, and asks the store every second whether to dump its state. Ours have timeouts, and die alone.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
+        options.is_high_priority_stream = True
         self._device, self._timeout_s = device, timeout_s
         self._store = store  # the group asks it at its first use; the Python half must live that long
         self._peer = 1 - rank
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._group = _dist.ProcessGroupNCCL(store, rank, 2, options)
 
-    def send(self, tensor: Tensor) -> None:
-        torch.cuda.current_stream(self._device).synchronize()
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._group.send([tensor.contiguous()], self._peer, _TAG).wait()
-            self._stream.synchronize()
+    def send(self, tensor: Tensor) -> Pending:
+        return self._launch(self._group.send, tensor.contiguous())
 
-    def receive(self, tensor: Tensor) -> None:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._group.recv([tensor], self._peer, _TAG).wait()
-            self._stream.synchronize()
+    def receive(self, tensor: Tensor) -> Pending:
+        return self._launch(self._group.recv, tensor)
 
     def abort(self) -> None:
         self._group.abort()
+
+    def _launch(self, operation: Callable[[list[Tensor], int, int], Any], tensor: Tensor) -> Pending:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            operation([tensor], self._peer, _TAG).wait()  # of the stream, not of this thread
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+
+        def wait(kept: Tensor = tensor) -> None:
+            deadline = time.monotonic() + self._timeout_s
+            while not done.query():
+                if time.monotonic() > deadline:
+                    raise TransferFailed(f"nothing of the peer for {self._timeout_s:g} s")
+                time.sleep(_NAP_S)
+
+        return wait

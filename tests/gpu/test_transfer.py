@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from distspec.transfer.aside import Aside
 from distspec.transfer.base import End, Incoming, Outgoing, pieces
 from distspec.transfer.collective import Collective
 from distspec.transfer.group import Nccl
@@ -38,6 +39,7 @@ def transport(name: str, device: torch.device, places: dict[str, Place]) -> Coll
 
 def _source(pipe: Any) -> None:
     device = torch.device("cuda:0")
+    aside = Aside(device)
     places: dict[str, Place] = {}
     a = transport("a", device, places)
     pipe.send(a.place)
@@ -47,6 +49,7 @@ def _source(pipe: Any) -> None:
         kv = content(ticket, device)
         read = lambda at, kv=kv: kv[:, :, at.start : at.stop].contiguous()  # noqa: E731
         a.send(Outgoing(ticket, End("b", 1), PIECES, read, ended.put))
+        a.advance(ticket, SHAPE[2], aside.mark())
     pipe.send([ended.get(timeout=120) for _ in range(TICKETS)])
     pipe.recv()
     a.shutdown()

@@ -54,6 +54,7 @@ class Bench:
                 lambda reason: None,
             )
         )
+        self.targets[source].advance(self.tickets, stop, lambda: None)
         return FeatureTicket(ticket=self.tickets, peer=source, peer_incarnation=1, start=start)
 
     def carry(self) -> None:

@@ -356,6 +356,10 @@ def send(request: int, ticket: int, length: int) -> SendKV:
     return SendKV(request=request, epoch=1, ticket=ticket, peer="b", peer_incarnation=1, start=0, length=length)
 
 
+def _uncut() -> None:
+    raise AssertionError("all of it was computed")
+
+
 def test_a_drop_ends_what_runs_and_frees_at_once() -> None:
     subject = desk(engine(4), budget=4)
     subject.receive(extend(1, PROMPT))
@@ -379,7 +383,7 @@ def test_a_new_term_forgets_everything() -> None:
 def test_a_drop_waits_for_the_ticket_that_reads_its_pages() -> None:
     subject = desk(engine(4, slots=1))
     answer(subject, extend(1, PROMPT))
-    slot = subject.source(send(1, ticket=5, length=10))
+    slot = subject.source(send(1, ticket=5, length=10), _uncut)
     assert slot == 0
     assert subject.receive(Drop(request=1, epoch=1)) == []
     [refused] = subject.receive(extend(2, PROMPT))
@@ -393,10 +397,10 @@ def test_a_drop_waits_for_the_ticket_that_reads_its_pages() -> None:
 def test_what_is_not_held_cannot_be_sent() -> None:
     subject = desk(engine(4))
     with pytest.raises(TransferFailed):
-        subject.source(send(1, ticket=5, length=10))
+        subject.source(send(1, ticket=5, length=10), _uncut)
     answer(subject, extend(1, PROMPT))
     with pytest.raises(TransferFailed):
-        subject.source(send(1, ticket=5, length=11))
+        subject.source(send(1, ticket=5, length=11), _uncut)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -405,7 +409,7 @@ def test_kv_that_was_received_is_as_good_as_computed(page_size: int) -> None:
     here, there = desk(source), desk(target)
     here.receive(extend(1, PROMPT, SEEDED))
     run(here)
-    sender = here.source(send(1, ticket=5, length=10))
+    sender = here.source(send(1, ticket=5, length=10), _uncut)
     message = receive(1, 5, PROMPT)
     receiver = there.reserve(message)
     assert isinstance(receiver, int)
@@ -462,7 +466,7 @@ def test_requests_with_a_ticket_are_not_given_up_for_pages() -> None:
     assert subject.receive(extend(1, PROMPT)) == []
     run(subject)
     assert isinstance(subject.reserve(receive(2, 5, PROMPT[:4])), int)
-    subject.source(send(1, ticket=6, length=10))
+    subject.source(send(1, ticket=6, length=10), _uncut)
     subject.receive(extend(3, PROMPT[::-1]))
     assert run(subject) == [Refused(request=3, epoch=1, reason="pages", task=3)]
     subject.sent(1, 6)
