@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine
+from distspec.errors import BadConstraint
 from distspec.muster import Muster
 from distspec.protocol.messages import Extend, Freed, Lease, Refused, Revoke
 from distspec.protocol.values import Node, SamplingParams, Shape
@@ -48,17 +49,23 @@ class Held:
     receiving: int | None = None
     withdrawn: set[int] = field(default_factory=set)
     flying: int = 0
+    compiling: bool = False
     silent: bool = False
 
     @property
     def idle(self) -> bool:
-        """The next message may be handled: no Extend is being computed, no KV is on the way, no round in flight."""
+        """The next message may be handled."""
+        return self.settled and not self.compiling
+
+    @property
+    def settled(self) -> bool:
+        """No Extend is being computed, no KV is on the way, no round in flight."""
         return self.receiving is None and not self.flying and (self.work is None or self.lease is not None)
 
     @property
     def needed(self) -> bool:
         """Somebody may still read or write its pages."""
-        return bool(self.tickets)
+        return bool(self.tickets) or self.flying > 0
 
     @property
     def drafting(self) -> bool:
@@ -78,6 +85,13 @@ class Held:
         if self.shape is not None and left > 1:
             nodes = max(self.shape.steps * self.shape.topk, self.most)
         return min(2, left) * (1 + nodes)
+
+    def promised(self, length: int) -> int:
+        """Committed positions that there will be when all messages that are here are computed; `length` of them are.
+        A lease says nothing of the kind."""
+        works = [] if self.work is None or self.lease is not None else [self.work.tokens]
+        known = 0 if self.fresh else length  # what is cached before anything was begun, the first message brings too
+        return known + sum(map(len, works)) + sum(len(m.tokens) for m in self.inbox if isinstance(m, Extend))
 
     def remaining(self, message: Extend) -> list[Node]:
         """The nodes of a message but for those that were withdrawn, and what hangs on them, which is withdrawn too."""
@@ -134,6 +148,9 @@ class Holdings:
         held.work = held.lease = None
         held.inbox.clear()
         self._stop(held)
+        for cut in held.growing.values():
+            cut()
+        held.growing.clear()
         if self._drafting is not None:
             self._drafting.forget(held.request)
         if held.needed:
