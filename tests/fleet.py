@@ -18,6 +18,7 @@ from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
 from distspec.errors import IllegalTransition
+from distspec.protocol.codec import unpack_logprobs
 from distspec.protocol.messages import Cancel, Fault, Hello, Message, Output, Refused, Submit
 from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs, Usage
 from distspec.transfer.base import End
@@ -204,7 +205,7 @@ class Fleet:
         stream.tokens += output.tokens
         stream.finished, stream.usage = output.finish_reason, output.usage
         stream.logprobs += output.logprobs
-        stream.prompt_logprobs += output.prompt_logprobs
+        stream.prompt_logprobs += unpack_logprobs(output.prompt_logprobs)
 
     # -- the end -----------------------------------------------------------------------------------
 

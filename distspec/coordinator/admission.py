@@ -20,6 +20,10 @@ OPEN_COST = 64
 """What one more open request weighs against uncached prompt tokens when a worker is chosen."""
 
 
+MOST_LOGPROBS = 2_000_000
+"""Of one prompt, which travel as one message: 16 bytes each at most, where a frame has 64 MiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What every request must fit in, whichever target workers it meets. longest: prompt and output, in tokens."""
@@ -33,6 +37,10 @@ class Limits:
             raise InvalidField("prompt", "a token id outside the vocabulary", f"ids 0 to {self.vocab_size - 1}")
         if len(prompt) >= self.longest:
             raise InvalidField("prompt", f"{len(prompt)} tokens", f"at most {self.longest - 1}, and one for the answer")
+        told = len(prompt) * (1 + (params.prompt_logprobs or 0))
+        if params.prompt_logprobs is not None and told > MOST_LOGPROBS:
+            need = f"less, {MOST_LOGPROBS} logprobs in all; the prompt has {len(prompt)} tokens"
+            raise InvalidField("prompt_logprobs", params.prompt_logprobs, need)
         return structs.replace(params, max_tokens=min(params.max_tokens, self.longest - len(prompt)))
 
 

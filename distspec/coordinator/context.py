@@ -154,7 +154,7 @@ class Context:
             logprobs=tuple(request.logprobs),
             prompt_logprobs=request.prompt_logprobs,
         )
-        request.logprobs, request.prompt_logprobs = [], ()
+        request.logprobs, request.prompt_logprobs = [], b""
         self.out.append(events.ToClient(request.client, output))
         self.counters["tokens"] += len(tokens)
 

@@ -179,7 +179,7 @@ class Request:
         self.depths: dict[int, int] = {}
         self.carried: dict[int, int] = {}
         self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self.prompt_logprobs = b""
         self.origins = Origins()
         self.tally = Tally()
         self.arrived_s = now

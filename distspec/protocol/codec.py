@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from distspec.errors import BadMessage
 from distspec.protocol.messages import PROTOCOL_VERSION, Message
+from distspec.protocol.values import TokenLogprobs
 
 
 class Head(Struct, frozen=True, array_like=True, kw_only=True):
@@ -39,6 +40,7 @@ class _Frame(Struct, frozen=True, array_like=True, kw_only=True):
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(_Frame)
 _messages = msgspec.msgpack.Decoder(list[Message])
+_logprobs = msgspec.msgpack.Decoder(tuple[TokenLogprobs, ...])
 
 
 def encode(messages: Sequence[Message], *, term: int, incarnation: int, sequence: int) -> bytes:
@@ -70,3 +72,16 @@ def decode_messages(body: Raw) -> list[Message]:
         return _messages.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"no message: {error}") from None
+
+
+def pack_logprobs(told: Sequence[TokenLogprobs]) -> bytes:
+    """Those of a whole prompt, which may be megabytes: whoever passes them on never looks inside. Empty of none."""
+    return _encoder.encode(told) if told else b""
+
+
+def unpack_logprobs(packed: bytes) -> tuple[TokenLogprobs, ...]:
+    """Raises BadMessage."""
+    try:
+        return _logprobs.decode(packed) if packed else ()
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadMessage(f"no logprobs: {error}") from None

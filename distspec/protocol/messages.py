@@ -66,7 +66,7 @@ class Output(_Message, frozen=True):
     finish_reason: "stop" | "length" | "abort" | "error". error: (code, message, field).
     usage: so far, since a client may end the stream at any token (a stop string is text, which only it sees).
     logprobs: of each of the tokens, empty where they were not asked for. prompt_logprobs: of the prompt's tokens from
-    the second on, where asked for; they come once, with the first token.
+    the second on, where asked for, see codec.pack_logprobs; they come once, with the first token.
     """
 
     key: str
@@ -76,7 +76,7 @@ class Output(_Message, frozen=True):
     error: tuple[str, str, str | None] | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: bytes = b""
 
 
 # -- worker <-> coordinator: joining -----------------------------------------------------------
@@ -265,7 +265,7 @@ class Verdict(_Message, frozen=True):
     span: tuple[float, float] = (0.0, 0.0)
     step: tuple[int, float] = (0, 0.0)
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: bytes = b""
 
 
 class Progress(_Message, frozen=True):

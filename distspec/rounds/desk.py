@@ -16,6 +16,7 @@ from distspec.drafters.base import Drafter
 from distspec.engine import Engine
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
 from distspec.muster import Muster
+from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import (
     Draft,
     Drafted,
@@ -288,7 +289,7 @@ class Desk:
             span=span,
             step=work.step,
             logprobs=tuple(work.logprobs),
-            prompt_logprobs=tuple(work.given),
+            prompt_logprobs=pack_logprobs(work.given),
         )
         self._muster.answered(held.request, len(work.outcomes), ended_s)
         return [verdict, *self._advance(held)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from distspec.protocol.codec import unpack_logprobs
 from distspec.protocol.messages import Output
 from distspec.protocol.values import TokenLogprobs
 from distspec.serving.results import Chunk, PromptReport
@@ -36,7 +37,7 @@ class Pieces:
         self._tokens += output.tokens[:taken]
         self._logprobs += output.logprobs[:taken]
         if self._prompt is not None and output.prompt_logprobs:
-            self._prompt = replace(self._prompt, logprobs=output.prompt_logprobs)
+            self._prompt = replace(self._prompt, logprobs=unpack_logprobs(output.prompt_logprobs))
         offsets = tuple(self._base + offset for offset in self._decoder.release(everything=reason is not None))
         if not (text or offsets or reason):
             return None

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from distspec.errors import OutOfPages
 from distspec.kv.sequence import Sequence
+from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import (
     Draft,
     Drop,
@@ -35,7 +36,7 @@ from distspec.protocol.messages import (
     Verdict,
     Withdraw,
 )
-from distspec.protocol.values import ROOT, Node, SamplingParams, TokenLogprobs, finish_reason
+from distspec.protocol.values import ROOT, Node, SamplingParams, finish_reason
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.memory import Memory
 from distspec.sim.model import ToyModel
@@ -51,7 +52,8 @@ class Open:
     """A request that is open here. arrival: order of opening, the newest is given up first.
 
     inbox: messages that wait to be taken up. lease: the one that runs; todo: committed tokens that its next
-    round computes, the root last. awaiting: its KV is on the way here. withdrawn: nodes that were left out.
+    round computes, the root last. awaiting: its KV is on the way here. sends: of KV that is not computed yet, by the peer's name. withdrawn: nodes
+    that were left out.
     """
 
     sequence: Sequence
@@ -63,6 +65,7 @@ class Open:
     todo: tuple[int, ...] = ()
     emitted: int = 0
     awaiting: ReceiveKV | None = None
+    sends: list[SendKV] = field(default_factory=list)
     withdrawn: set[int] = field(default_factory=set)
 
 
@@ -190,7 +193,7 @@ class SimTarget:
             self._reply(Freed(request=message.request, epoch=message.epoch))
 
     def _send(self, message: SendKV | SendFeatures) -> None:
-        """Send what is computed by now, whatever waits in the inbox."""
+        """Send what is computed by now, whatever waits in the inbox; or what that will compute, once it has."""
         entry = self.open.get(message.request)
         if entry is None:
             lost = TransferLost(request=message.request, epoch=message.epoch, ticket=message.ticket, reason="gone")
@@ -202,6 +205,9 @@ class SimTarget:
             cells = self.memory.features(entry.sequence, message.start, message.length, message.nodes)
         elif 0 < message.length <= entry.sequence.length:
             cells = self.memory.read(entry.sequence, message.length)
+        elif any(isinstance(work, Extend) and work.start + len(work.tokens) >= message.length for work in entry.inbox):
+            entry.sends.append(message)
+            return
         else:
             raise Violation(f"{self.name}: KV of {message.length} tokens wanted, {entry.sequence.length} computed")
         self.packets.append((message.peer, Packet(message.request, message.ticket, cells)))
@@ -222,6 +228,9 @@ class SimTarget:
         if entry is None or entry.awaiting is None or entry.awaiting.ticket != packet.ticket:
             self.early[packet.ticket] = packet
             return
+        if not packet.cells:
+            self.replies += self.lose(packet, is_source=False)
+            return
         self.memory.load(entry.sequence, packet.cells)
         entry.awaiting = None
         self._reply(Received(request=packet.request, epoch=entry.epoch, ticket=packet.ticket))
@@ -239,6 +248,9 @@ class SimTarget:
         if not self._fits(entry, len(tokens) + len(message.nodes), message):
             return
         judged = self.memory.compute(entry.sequence, tokens, message.nodes, entry.params)
+        sends, entry.sends = entry.sends, []
+        for send in sends:
+            self._send(send)
         asks = entry.params.logprobs is not None
         self._reply(
             Verdict(
@@ -252,11 +264,11 @@ class SimTarget:
             )
         )
 
-    def _prompt_logprobs(self, entry: Open, message: Extend) -> tuple[TokenLogprobs, ...]:
+    def _prompt_logprobs(self, entry: Open, message: Extend) -> bytes:
         text, params = message.tokens, entry.params
         if params.prompt_logprobs is None or message.start or len(text) != params.prompt_tokens:
-            return ()
-        return tuple(self.model.logprobs(text[:end], params) for end in range(1, len(text)))
+            return b""
+        return pack_logprobs([self.model.logprobs(text[:end], params) for end in range(1, len(text))])
 
     def _lease(self, entry: Open, message: Lease) -> None:
         """The lease runs; its first round computes what it brought."""
@@ -359,6 +371,7 @@ class SimTarget:
 
     def _close(self, number: int) -> None:
         entry = self.open.pop(number)
+        self.packets += [(send.peer, Packet(send.request, send.ticket, [])) for send in entry.sends]
         self.memory.books.close(entry.sequence, keep=entry.awaiting is None)
         if self.drafter is not None:
             self.drafter.forget(number)

@@ -15,6 +15,7 @@ import msgspec
 from distspec.coordinator import events
 from distspec.coordinator.context import Settings
 from distspec.coordinator.machine import Machine
+from distspec.protocol.codec import unpack_logprobs
 from distspec.protocol.messages import Cancel, Output, Submit, Verdict
 from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs
 from distspec.sim.crew import COORDINATOR, Actor, Crew
@@ -236,5 +237,5 @@ class World:
             raise Violation(f"{output.key}: output at {output.start}, has {len(stream.tokens)}")
         stream.tokens += output.tokens
         stream.logprobs += output.logprobs
-        stream.prompt_logprobs += output.prompt_logprobs
+        stream.prompt_logprobs += unpack_logprobs(output.prompt_logprobs)
         stream.finished = output.finish_reason

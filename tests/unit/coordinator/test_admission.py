@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distspec.coordinator.admission import Credits, Limits
+from distspec.coordinator.admission import MOST_LOGPROBS, Credits, Limits
 from distspec.errors import IllegalTransition, InvalidField
+from distspec.protocol.channel.pump import MAX_FRAME_BYTES
+from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import Hello
+from distspec.protocol.values import TokenLogprobs
 from tests.machines import params
 
 
@@ -109,3 +112,14 @@ def test_a_request_that_fits_never_grows_past_the_limit(prompt: int, most: int) 
 def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(InvalidField, match="ids 0 to 49"):
         Limits(vocab_size=50, longest=100).fit((1, token), params())
+
+
+def test_logprobs_of_a_prompt_fit_a_frame() -> None:
+    limits, prompt = Limits(vocab_size=50, longest=10**6), (1,) * (MOST_LOGPROBS // 10)
+    assert limits.fit(prompt, params(prompt_logprobs=9)).prompt_logprobs == 9
+    with pytest.raises(InvalidField) as caught:
+        limits.fit(prompt, params(prompt_logprobs=10))
+    assert caught.value.field == "prompt_logprobs"
+    assert limits.fit(prompt, params()).prompt_logprobs is None
+    widest = TokenLogprobs(logprob=-1.5, rank=2**31, top=((2**31, -1.5),) * 20)
+    assert len(pack_logprobs([widest] * 100)) * MOST_LOGPROBS / 2100 < MAX_FRAME_BYTES / 2

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distspec.errors import BadMessage
-from distspec.protocol.codec import decode_head, decode_messages, encode
+from distspec.protocol.codec import decode_head, decode_messages, encode, pack_logprobs, unpack_logprobs
 from distspec.protocol.messages import PROTOCOL_VERSION, Message
+from distspec.protocol.values import TokenLogprobs
 
 KINDS: list[type[Any]] = list(get_args(Message))
 big = st.integers(-(2**63), 2**64 - 1)
@@ -94,3 +95,14 @@ def test_another_version_is_refused_by_name() -> None:
 def test_numbers_beyond_64_bits_are_refused_when_encoded() -> None:
     with pytest.raises(BadMessage):
         encode([], term=2**64, incarnation=0, sequence=0)
+
+
+@given(st.lists(st.builds(TokenLogprobs, **_fields(TokenLogprobs)), max_size=4))
+def test_logprobs_of_a_prompt_come_back(told: list[TokenLogprobs]) -> None:
+    assert unpack_logprobs(pack_logprobs(told)) == tuple(told)
+
+
+@pytest.mark.parametrize("noise", [b"\xc1", b"\x91\x01", b"\x91\x92\x01"])
+def test_what_is_no_logprobs_is_refused(noise: bytes) -> None:
+    with pytest.raises(BadMessage, match="no logprobs"):
+        unpack_logprobs(noise)

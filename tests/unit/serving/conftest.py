@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from distspec.errors import RequestError
+from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import Output
 from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs, Usage, finish_reason
 from distspec.serving.limits import Limits
@@ -83,7 +84,9 @@ class TableClient:
                     finish_reason=reason,
                     usage=usage,
                     logprobs=logprobs_of(run, params.logprobs, self.vocab_size),
-                    prompt_logprobs=() if start else logprobs_of(prompt[1:], params.prompt_logprobs, self.vocab_size),
+                    prompt_logprobs=b""
+                    if start
+                    else pack_logprobs(logprobs_of(prompt[1:], params.prompt_logprobs, self.vocab_size)),
                 )
                 await asyncio.sleep(0)
         finally:
