@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,8 @@ from msgspec import structs
 from distspec import config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.ngram import NgramDrafter
-from distspec.engine import Engine
+from distspec.drafters.standalone import StandaloneDrafter
+from distspec.engine import Engine, Flight
 from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Extend, Lease, Progress
@@ -79,6 +80,66 @@ class Ticks:
 def desk(of: Engine, drafter: Drafter | None = None, budget: int = 64, overlap: bool = False) -> Desk:
     """overlap False: what a message or a step brings is known when it returns."""
     return Desk(of, drafter, max_num_batched_tokens=budget, clock=Ticks(), overlap=overlap)
+
+
+def standalone(seed: int, page_size: int = 4, num_pages: int | None = None) -> StandaloneDrafter:
+    """A drafter with a model of its own, the target's for seed 0. It can lend its slots."""
+    return StandaloneDrafter(
+        engine(page_size, num_pages=num_pages, seed=seed),
+        max_num_batched_tokens=16,
+        max_scratch_nodes=64,
+        max_model_len=SHAPE.max_position,
+    )
+
+
+def guard(of: Desk) -> None:
+    """Hold a desk to this: no page is freed that a round in flight may write."""
+    rolling = of._loop._rolling
+    engines = [of._engine, *([of._loop._lender.engine] if of._loop._lender is not None else [])]
+    launch, flying = rolling.launch, dict[Flight, list[set[int]]]()
+
+    def written(slots: Sequence[int], steps: int) -> list[set[int]]:
+        """By engine; of the drafter also the last two positions of the text that are not in its books."""
+        rows = [rolling._rows[slot] for slot in slots]
+        out = []
+        for engine, sequences in zip(engines, ([r.target for r in rows], [r.drafter for r in rows]), strict=False):
+            found: set[int] = set()
+            for row, sequence in zip(rows, sequences, strict=True):
+                if sequence is not None:
+                    size, end = engine.page_size, row.bound + steps
+                    assert end <= len(sequence.pages) * size
+                    found.update(sequence.pages[sequence.length // size : -(-end // size)])
+            out.append(found)
+        return out
+
+    def spy(slots: Sequence[int], steps: int) -> Flight:
+        pages = written(slots, steps)
+        flight = launch(slots, steps)
+        read, flying[flight] = flight.read, pages
+
+        def landed() -> list[tuple[int, ...]]:
+            del flying[flight]
+            return read()
+
+        flight.read = landed  # type: ignore[method-assign]
+        return flight
+
+    rolling.launch = spy  # type: ignore[method-assign]
+    for i, engine in enumerate(engines):
+        _watch(engine, lambda i=i: set[int]().union(*(pages[i] for pages in flying.values())))  # type: ignore[misc]
+
+
+def _watch(engine: Engine, needed: Callable[[], set[int]]) -> None:
+    allocator = engine.books.allocator
+    release = allocator.release
+
+    def spy(pages: Iterable[int]) -> None:
+        pages = list(pages)
+        release(pages)
+        freed = {page for page in pages if not allocator.references(page)}
+        assert not freed & needed(), "a round in flight may write to them"
+
+    allocator.release = spy  # type: ignore[method-assign]
 
 
 def run(of: Desk) -> list[Reply]:

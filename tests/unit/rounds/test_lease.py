@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distspec.drafters.base import Drafter, DraftRow, Proposal
-from distspec.drafters.standalone import StandaloneDrafter
 from distspec.protocol.messages import Drop, Fault, Freed, Lease, Progress, Revoke, Revoked
 from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.rounds.round import accept
@@ -27,20 +27,12 @@ from tests.desks import (
     oracle,
     plain,
     run,
+    standalone,
     stream,
     wrong,
 )
 
 PROMPT = (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
-
-
-def standalone(seed: int) -> Drafter:
-    return StandaloneDrafter(
-        engine(seed=seed, page_size=4),
-        max_num_batched_tokens=16,
-        max_scratch_nodes=64,
-        max_model_len=SHAPE.max_position,
-    )
 
 
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
@@ -57,8 +49,11 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_tokens_do_not_depend_on_drafter_or_page_size(drafter: str, page_size: int, params: SamplingParams) -> None:
-    subject = desk(engine(page_size), DRAFTERS[drafter]())
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_do_not_depend_on_drafter_page_size_or_overlap(
+    drafter: str, page_size: int, params: SamplingParams, overlap: bool
+) -> None:
+    subject = desk(engine(page_size), DRAFTERS[drafter](), overlap=overlap)
     prompts = [PROMPT, (7,), PROMPT[:5]]
     for request, prompt in enumerate(prompts):
         assert subject.receive(lease(request, prompt, params, drafts=4)) == []
@@ -130,8 +125,8 @@ ENGINE = engine(page_size=4)
 def test_a_stream_may_fill_the_model_to_the_last_position() -> None:
     prompt = PROMPT * 16
     params = SamplingParams(max_tokens=SHAPE.max_position - len(prompt), temperature=0.0)
-    for name in ("ngram", "same model", "oracle"):
-        subject = desk(engine(), DRAFTERS[name]())
+    for name, overlap in product(("none", "ngram", "same model", "oracle"), (False, True)):
+        subject = desk(engine(), DRAFTERS[name](), overlap=overlap)
         subject.receive(lease(1, prompt, params, drafts=5))
         assert stream(run(subject), 1) == plain(prompt, params)
 
