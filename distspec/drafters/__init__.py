@@ -13,9 +13,11 @@ import torch
 
 from distspec import models
 from distspec.config import Config
+from distspec.constraints import Grammars
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.dflash import DflashDrafter
 from distspec.drafters.eagle import EagleDrafter
+from distspec.drafters.guided import Guided
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.suffix import SuffixDrafter
@@ -30,6 +32,7 @@ __all__ = [
     "DraftRow",
     "Drafter",
     "EagleDrafter",
+    "Guided",
     "NgramDrafter",
     "Proposal",
     "StandaloneDrafter",
@@ -45,6 +48,7 @@ class _Plan:
     config: Config
     max_model_len: int
     device: torch.device
+    grammars: Grammars | None
     target: Llama | None
 
     @property
@@ -52,14 +56,23 @@ class _Plan:
         return ACCEPTANCES[self.config.speculation.acceptance]
 
 
-def make(config: Config, *, max_model_len: int, device: torch.device, target: Llama | None = None) -> Drafter | None:
+def make(
+    config: Config,
+    *,
+    max_model_len: int,
+    device: torch.device,
+    grammars: Grammars | None = None,
+    target: Llama | None = None,
+) -> Drafter | None:
     """The drafter that config.speculation.drafter names, None for `none`.
 
-    max_model_len: of the target. device: of drafters that compute. target: the model itself where it is loaded on this
+    max_model_len: of the target. device: of drafters that compute. grammars: of the tokenizer, for drafts that keep to
+    constraints. target: the model itself where it is loaded on this
     device, to be shared by draft models that borrow its embeddings and head; else these are loaded. Raises ConfigError
     for a draft model that does not fit the target, ModelNotFound.
     """
-    return DRAFTERS[config.speculation.drafter](_Plan(config, max_model_len, device, target))
+    drafter = DRAFTERS[config.speculation.drafter](_Plan(config, max_model_len, device, grammars, target))
+    return Guided(drafter, grammars) if drafter is not None and grammars is not None else drafter
 
 
 def _ngram(plan: _Plan) -> Drafter:
@@ -76,7 +89,14 @@ def _standalone(plan: _Plan) -> Drafter:
     model = models.load_model(name, dtype=getattr(torch, config.model.dtype), device=plan.device)
     longest = min(plan.max_model_len, model.config.max_position)
     return StandaloneDrafter(
-        Engine(model, config.engine, device=plan.device, max_model_len=longest, acceptance=plan.acceptance),
+        Engine(
+            model,
+            config.engine,
+            device=plan.device,
+            max_model_len=longest,
+            acceptance=plan.acceptance,
+            grammars=plan.grammars,
+        ),
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_scratch_nodes=config.engine.max_scratch_nodes,
         max_model_len=plan.max_model_len,

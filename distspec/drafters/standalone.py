@@ -228,7 +228,7 @@ class StandaloneDrafter:
     def _segment(self, text: _Text, most: int) -> Segment | None:
         """What this text computes next, in at most so many rows; None if its turn is over, or must wait for a step
         with room for a whole frontier."""
-        if text.slot is None or not text.steps:
+        if text.slot is None or not text.steps or not self._engine.is_ready(text.slot):
             return None
         frontier = text.tree.frontier(text.shape)
         if not frontier:

@@ -10,9 +10,10 @@ from distspec.models.draft import FeatureModel, Target
 from distspec.models.draft_checkpoint import draft_fingerprint, load_draft, load_target, read_draft
 from distspec.models.llama import prefix_layers, random_model
 from distspec.models.loader import load_model, load_tokenizer, model_folder
-from distspec.models.tokenizer import same_vocabulary
+from distspec.models.tokenizer import TOKENIZER, load_tokenizer_folder, same_vocabulary, stop_ids
 
 __all__ = [
+    "TOKENIZER",
     "Attend",
     "FeatureModel",
     "Model",
@@ -26,10 +27,12 @@ __all__ = [
     "load_model",
     "load_target",
     "load_tokenizer",
+    "load_tokenizer_folder",
     "model_folder",
     "prefix_layers",
     "random_model",
     "read_draft",
     "same_vocabulary",
     "save_pretrained",
+    "stop_ids",
 ]

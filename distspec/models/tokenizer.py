@@ -6,6 +6,7 @@ Knows transformers' tokenizer files. Does not know models' weights, chats or req
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from distspec.errors import ConfigError, ModelNotFound
 from distspec.models.config import ModelConfig
 
 TOKENIZER = "tokenizer.json"
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+"""Special tokens with which chat models end a turn, whether or not their config lists them."""
 
 
 def load_tokenizer_folder(folder: Path) -> Any:
@@ -26,6 +29,13 @@ def load_tokenizer_folder(folder: Path) -> Any:
     if not (folder / TOKENIZER).is_file():
         raise ModelNotFound(str(folder), [str(folder / TOKENIZER)])
     return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def stop_ids(tokenizer: Any, eos_token_ids: Iterable[int] = ()) -> tuple[int, ...]:
+    """Tokens that end every answer, in order. eos_token_ids: those that the model's own config names."""
+    turns = [id for id, token in tokenizer.added_tokens_decoder.items() if token.content in END_OF_TURN]
+    own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    return tuple(sorted({*eos_token_ids, *turns, *own}))
 
 
 def same_vocabulary(target: Path, drafter: Path) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from distspec.drafters.base import Drafter
 from distspec.engine import Engine
-from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
+from distspec.errors import BadConstraint, IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
 from distspec.muster import Muster
-from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import (
     Draft,
     Drafted,
@@ -133,10 +132,24 @@ class Desk:
                 held = self._held.open(message.request, message.epoch, message.tokens, message.params, use_cache)
             except OutOfSlots:
                 reason = "slots"
+            except BadConstraint:
+                reason = "constraint"
             else:
                 held.inbox.append(message)
                 return self._advance(held)
         return [Refused(request=message.request, epoch=message.epoch, reason=reason, task=task)]
+
+    def compiled(self) -> list[Reply]:
+        """Grammars may have become ready: the messages that waited for them go on."""
+        replies: list[Reply] = []
+        for held in [held for held in self._held if held.compiling]:
+            try:
+                held.compiling = not self._engine.is_ready(held.slot)
+            except BadConstraint:
+                replies.append(self._held.give_up(held, "constraint"))
+            else:
+                replies += self._advance(held)
+        return replies
 
     def _take_draft(self, held: Held, message: Draft) -> list[Reply]:
         """Draft messages say all they need, so they wait for no other message of their request."""
@@ -289,7 +302,7 @@ class Desk:
             span=span,
             step=work.step,
             logprobs=tuple(work.logprobs),
-            prompt_logprobs=pack_logprobs(work.given),
+            prompt_logprobs=tuple(work.given),
         )
         self._muster.answered(held.request, len(work.outcomes), ended_s)
         return [verdict, *self._advance(held)]
@@ -302,30 +315,17 @@ class Desk:
 
     # -- transfers -----------------------------------------------------------------------------
 
-    def source(self, message: SendKV, cut: Callable[[], None]) -> int:
-        """Slot whose positions [start, start+length) the ticket may read, as far as they are `computed`, until `sent`.
+    def source(self, message: SendKV) -> int:
+        """Slot whose positions [start, start+length) the ticket may read until `sent`, even if a Drop comes.
 
-        Once all are, even if a Drop comes. If the request is let go before, `cut` is called, and the ticket is to read
-        no more when that returns. Raises TransferFailed if they are not held here, nor about to be.
+        Raises TransferFailed if they are not held here.
         """
         held = self._source(message)
-        length = held.promised(self._engine.sequence(held.slot).length)
+        length = self._engine.sequence(held.slot).length
         if length < message.start + message.length:
             raise TransferFailed(f"request {message.request} has KV of {length} tokens (ticket {message.ticket})")
-        held.growing[message.ticket] = cut
-        self.computed(message)
+        held.tickets[message.ticket] = self._clock()
         return held.slot
-
-    def computed(self, message: SendKV) -> int:
-        """Up to where the positions of a ticket are computed, or about to be by what was launched."""
-        held = self._held.get(message.request)
-        if held is None or message.ticket not in held.growing:
-            return message.start + message.length
-        stop = min(self._engine.sequence(held.slot).length, message.start + message.length)
-        if stop == message.start + message.length:
-            del held.growing[message.ticket]
-            held.tickets[message.ticket] = self._clock()
-        return stop
 
     def features_of(self, message: SendFeatures) -> Callable[[range], Tensor]:
         """See rounds.features.reader. It may read until `sent`, even if a Drop comes."""
@@ -345,8 +345,6 @@ class Desk:
         held = self._held.of_ticket(request, ticket)
         if held is not None:
             self._outbox += self._held.end_ticket(held, ticket)
-        elif (known := self._held.get(request)) is not None:
-            known.growing.pop(ticket, None)
 
     def reserve(self, message: ReceiveKV) -> int | Refused | TransferLost:
         """Slot whose positions [start, start+length) the ticket may write until `received` or `lost`.
@@ -357,11 +355,12 @@ class Desk:
         if held is None and message.start == 0:
             try:
                 held = self._held.open(message.request, message.epoch, message.tokens, message.params, use_cache=False)
-            except OutOfSlots:
-                return Refused(request=message.request, epoch=message.epoch, reason="slots")
+            except (OutOfSlots, BadConstraint) as error:
+                reason = "slots" if isinstance(error, OutOfSlots) else "constraint"
+                return Refused(request=message.request, epoch=message.epoch, reason=reason)
         if held is None or message.epoch < held.epoch:
             return _lost(message, "state")
-        if held.work or held.lease or not held.idle or message.start != self._engine.sequence(held.slot).length:
+        if held.work or held.lease or not held.settled or message.start != self._engine.sequence(held.slot).length:
             return _lost(message, "state", freed=self._held.release(held))
         held.epoch, held.params, held.fresh = message.epoch, message.params, False
         try:

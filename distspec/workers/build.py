@@ -16,6 +16,7 @@ import torch
 
 from distspec import models
 from distspec.config import FEATURE_DRAFTERS, Config
+from distspec.constraints import Compiler, Grammars
 from distspec.drafters import Drafter, make
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
@@ -77,7 +78,11 @@ def _target(
     model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
     longest = config.max_model_len(model.config.max_position)
     local = config.speculation.placement == "local" and role == "decode"
-    drafter, quick = _drafters(config, longest, model.config.vocab_size, device, model) if local else (None, None)
+    # Where the work and its desk come from below, grammars are ready at the earliest when requests arrive.
+    grammars = _grammars(config, model.config, wake=lambda: later(lambda: work.compiled()))
+    drafter, quick = (
+        _drafters(config, longest, model.config.vocab_size, device, grammars, model) if local else (None, None)
+    )
     kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
     taps = _taps(config, model.config)
     engine = kind(
@@ -87,6 +92,7 @@ def _target(
         max_model_len=config.model.max_model_len,
         taps=taps,
         acceptance=ACCEPTANCES[config.speculation.acceptance],
+        grammars=grammars,
     )
     desk = Desk(
         engine,
@@ -120,7 +126,7 @@ def _draft(
 ) -> tuple[DraftWork, Hello]:
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
     longest = config.max_model_len(shape.max_position)
-    drafter, quick = _drafters(config, longest, shape.vocab_size, device)
+    drafter, quick = _drafters(config, longest, shape.vocab_size, device, _grammars(config, shape))
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     hello = Hello(
@@ -151,13 +157,31 @@ def _taps(config: Config, shape: models.ModelConfig) -> tuple[int, ...]:
     return models.read_draft(spec.drafter, models.model_folder(spec.draft_model), shape).taps
 
 
+def _grammars(config: Config, shape: models.ModelConfig, wake: Callable[[], None] = lambda: None) -> Grammars | None:
+    """Of the model's tokenizer; None where it has none. wake: see Grammars."""
+    folder = models.model_folder(config.model.name)
+    if not (folder / models.TOKENIZER).is_file():
+        return None
+
+    def load() -> Compiler:
+        tokenizer = models.load_tokenizer_folder(folder)
+        return Compiler(tokenizer, shape.vocab_size, models.stop_ids(tokenizer, shape.eos_token_ids))
+
+    return Grammars(load, wake)
+
+
 def _drafters(
-    config: Config, max_model_len: int, vocab_size: int, device: torch.device, target: Llama | None = None
+    config: Config,
+    max_model_len: int,
+    vocab_size: int,
+    device: torch.device,
+    grammars: Grammars | None,
+    target: Llama | None = None,
 ) -> tuple[Drafter | None, Drafter | None]:
     """The drafter and its fallback. vocab_size: of the target; target: it, where it is loaded here."""
     fallback = msgspec.structs.replace(config.speculation, drafter=config.speculation.fallback)
     made = [
-        make(asked, max_model_len=max_model_len, device=device, target=target)
+        make(asked, max_model_len=max_model_len, device=device, grammars=grammars, target=target)
         for asked in (config, msgspec.structs.replace(config, speculation=fallback))
     ]
     odds = config.speculation.synthetic_acceptance
