@@ -16,6 +16,7 @@ from distspec.drafters.base import Drafter
 from distspec.engine import Engine
 from distspec.errors import BadConstraint, IllegalTransition, OutOfPages, OutOfSlots, TransferFailed
 from distspec.muster import Muster
+from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import (
     Draft,
     Drafted,
@@ -302,7 +303,7 @@ class Desk:
             span=span,
             step=work.step,
             logprobs=tuple(work.logprobs),
-            prompt_logprobs=tuple(work.given),
+            prompt_logprobs=pack_logprobs(work.given),
         )
         self._muster.answered(held.request, len(work.outcomes), ended_s)
         return [verdict, *self._advance(held)]
@@ -315,17 +316,30 @@ class Desk:
 
     # -- transfers -----------------------------------------------------------------------------
 
-    def source(self, message: SendKV) -> int:
-        """Slot whose positions [start, start+length) the ticket may read until `sent`, even if a Drop comes.
+    def source(self, message: SendKV, cut: Callable[[], None]) -> int:
+        """Slot whose positions [start, start+length) the ticket may read, as far as they are `computed`, until `sent`.
 
-        Raises TransferFailed if they are not held here.
+        Once all are, even if a Drop comes. If the request is let go before, `cut` is called, and the ticket is to read
+        no more when that returns. Raises TransferFailed if they are not held here, nor about to be.
         """
         held = self._source(message)
-        length = self._engine.sequence(held.slot).length
+        length = held.promised(self._engine.sequence(held.slot).length)
         if length < message.start + message.length:
             raise TransferFailed(f"request {message.request} has KV of {length} tokens (ticket {message.ticket})")
-        held.tickets[message.ticket] = self._clock()
+        held.growing[message.ticket] = cut
+        self.computed(message)
         return held.slot
+
+    def computed(self, message: SendKV) -> int:
+        """Up to where the positions of a ticket are computed, or about to be by what was launched."""
+        held = self._held.get(message.request)
+        if held is None or message.ticket not in held.growing:
+            return message.start + message.length
+        stop = min(self._engine.sequence(held.slot).length, message.start + message.length)
+        if stop == message.start + message.length:
+            del held.growing[message.ticket]
+            held.tickets[message.ticket] = self._clock()
+        return stop
 
     def features_of(self, message: SendFeatures) -> Callable[[range], Tensor]:
         """See rounds.features.reader. It may read until `sent`, even if a Drop comes."""
@@ -345,6 +359,8 @@ class Desk:
         held = self._held.of_ticket(request, ticket)
         if held is not None:
             self._outbox += self._held.end_ticket(held, ticket)
+        elif (known := self._held.get(request)) is not None:
+            known.growing.pop(ticket, None)
 
     def reserve(self, message: ReceiveKV) -> int | Refused | TransferLost:
         """Slot whose positions [start, start+length) the ticket may write until `received` or `lost`.

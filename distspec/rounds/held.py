@@ -25,10 +25,11 @@ class Held:
     fresh: nothing of it was begun, what its sequence holds came from the prefix cache. lease: the lease that runs.
     shape: of the drafter's tree in its rounds (None: no drafts). most: nodes of it that are judged. emitted: output
     tokens of the stream, as far as known here. told: length of the drafter's text of it. tickets: when each transfer
-    under way began, by number. receiving: the ticket whose KV is on the way here. withdrawn: nodes that were left out,
-    and which nobody has dropped yet. flying: rounds of its lease that were launched and not read (see Loop), which may
-    still write to its pages. compiling: the grammar of its constraint is not there yet, and its messages wait for that.
-    silent: nobody waits for its Freed.
+    under way began, by number. growing: transfers whose positions are not all computed yet, and what ends each: they
+    keep no page from anybody, since that could keep these positions from being computed. receiving: the ticket whose KV
+    is on the way here. withdrawn: nodes that were left out, and which nobody has dropped yet. flying: rounds of its
+    lease that were launched and not read (see Loop), which may still write to its pages. compiling: the grammar of its
+    constraint is not there yet, and its messages wait for that. silent: nobody waits for its Freed.
     """
 
     request: int
@@ -44,6 +45,7 @@ class Held:
     emitted: int = 0
     told: int = 0
     tickets: dict[int, float] = field(default_factory=dict)
+    growing: dict[int, Callable[[], None]] = field(default_factory=dict)
     receiving: int | None = None
     withdrawn: set[int] = field(default_factory=set)
     flying: int = 0
@@ -83,6 +85,13 @@ class Held:
         if self.shape is not None and left > 1:
             nodes = max(self.shape.steps * self.shape.topk, self.most)
         return min(2, left) * (1 + nodes)
+
+    def promised(self, length: int) -> int:
+        """Committed positions that there will be when all messages that are here are computed; `length` of them are.
+        A lease says nothing of the kind."""
+        works = [] if self.work is None or self.lease is not None else [self.work.tokens]
+        known = 0 if self.fresh else length  # what is cached before anything was begun, the first message brings too
+        return known + sum(map(len, works)) + sum(len(m.tokens) for m in self.inbox if isinstance(m, Extend))
 
     def remaining(self, message: Extend) -> list[Node]:
         """The nodes of a message but for those that were withdrawn, and what hangs on them, which is withdrawn too."""
@@ -139,6 +148,9 @@ class Holdings:
         held.work = held.lease = None
         held.inbox.clear()
         self._stop(held)
+        for cut in held.growing.values():
+            cut()
+        held.growing.clear()
         if self._drafting is not None:
             self._drafting.forget(held.request)
         if held.needed:

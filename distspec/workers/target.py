@@ -27,6 +27,7 @@ from distspec.protocol.messages import (
     Withdraw,
 )
 from distspec.rounds.desk import Desk
+from distspec.transfer.aside import Aside
 from distspec.transfer.base import End, Incoming, Outgoing, Transport, pieces
 from distspec.workers.compute import Later
 
@@ -36,7 +37,9 @@ class TargetWork:
 
     def __init__(self, engine: Engine, desk: Desk, transport: Transport, later: Callable[[Later], None]) -> None:
         self._engine, self._desk, self._transport, self._later = engine, desk, transport, later
+        self._aside = Aside(engine.device)
         self._tickets: dict[int, SendKV | SendFeatures | ReceiveKV] = {}
+        self._growing: dict[int, tuple[SendKV, int]] = {}
 
     def receive(self, message: Message) -> Sequence[Message]:
         if isinstance(message, SendKV | SendFeatures):
@@ -62,7 +65,9 @@ class TargetWork:
         return self._desk.compiled()
 
     def step(self) -> Sequence[Message]:
-        return self._desk.step()
+        replies = self._desk.step()
+        self._advance()
+        return replies
 
     def reset(self, incarnation: int) -> None:
         self._transport.reset(incarnation)
@@ -81,24 +86,48 @@ class TargetWork:
             read = self._reader(message)
         except TransferFailed as error:
             return [_lost(message, str(error))]
-        self._tickets[message.ticket] = message
-        self._transport.send(
-            Outgoing(
-                message.ticket,
-                End(message.peer, message.peer_incarnation),
-                self._pieces(message),
-                read,
-                lambda reason: self._later(partial(self._sent, message)),
-            )
+        ticket = Outgoing(
+            message.ticket,
+            End(message.peer, message.peer_incarnation),
+            self._pieces(message),
+            partial(self._read, read),
+            lambda reason: self._later(partial(self._sent, message)),
         )
+        self._tickets[message.ticket] = message
+        self._transport.send(ticket)
+        if isinstance(message, SendKV):
+            self._growing[message.ticket] = message, message.start
+            self._advance()
+        else:
+            self._transport.advance(message.ticket, message.start + message.length, self._aside.mark())
         return []
 
     def _reader(self, message: SendKV | SendFeatures) -> Callable[[range], torch.Tensor]:
         """Raises TransferFailed."""
         if isinstance(message, SendFeatures):
             return self._desk.features_of(message)
-        slot = self._desk.source(message)
+        slot = self._desk.source(message, partial(self._cut, message))
         return lambda positions: self._engine.gather(slot, positions.start, len(positions))
+
+    def _read(self, read: Callable[[range], torch.Tensor], positions: range) -> torch.Tensor:
+        with self._aside():
+            return read(positions)
+
+    def _advance(self) -> None:
+        """Let tickets cross as far as their positions are computed by now."""
+        for ticket, (message, before) in list(self._growing.items()):
+            stop = self._desk.computed(message)
+            if stop > before:
+                self._growing[ticket] = message, stop
+                self._transport.advance(ticket, stop, self._aside.mark())
+            if stop == message.start + message.length:
+                del self._growing[ticket]
+
+    def _cut(self, message: SendKV) -> None:
+        """Its request is let go before all that it sends is computed."""
+        self._growing.pop(message.ticket, None)
+        self._tickets.pop(message.ticket, None)
+        self._transport.close(message.ticket)
 
     def _receive(self, message: ReceiveKV) -> Sequence[Message]:
         reserved = self._desk.reserve(message)
@@ -108,7 +137,7 @@ class TargetWork:
             End(message.peer, message.peer_incarnation),
             self._pieces(message),
             self._empty,
-            lambda positions, content: self._engine.scatter(slot, positions.start, content),
+            partial(self._write, slot),
             lambda reason: self._later(partial(self._received, message, reason)),
         )
         self._transport.receive(ticket)
@@ -118,8 +147,13 @@ class TargetWork:
         self._transport.close(message.ticket)  # so that the source is told, and does not wait
         return [reserved]
 
+    def _write(self, slot: int, positions: range, content: torch.Tensor) -> None:
+        with self._aside():
+            self._engine.scatter(slot, positions.start, content)
+
     def _sent(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         # What became of it, the receiver says.
+        self._growing.pop(message.ticket, None)
         if self._tickets.pop(message.ticket, None) is message:
             self._desk.sent(message.request, message.ticket)
         return []
@@ -133,6 +167,7 @@ class TargetWork:
         """End the tickets of a request, or all; the desk says Freed when its last one is over."""
         for message in [m for m in self._tickets.values() if request in (None, m.request)]:
             del self._tickets[message.ticket]
+            self._growing.pop(message.ticket, None)
             self._transport.close(message.ticket)
             if isinstance(message, SendKV | SendFeatures):
                 self._desk.sent(message.request, message.ticket)
@@ -146,7 +181,8 @@ class TargetWork:
 
     def _empty(self, positions: range) -> torch.Tensor:
         size = len(positions) * self._engine.pool.width
-        return torch.empty(size, dtype=self._engine.model.dtype, device=self._engine.device)
+        with self._aside():  # memory that the computing stream has done with
+            return torch.empty(size, dtype=self._engine.model.dtype, device=self._engine.device)
 
 
 def _lost(message: SendKV | SendFeatures, reason: str) -> TransferLost:
