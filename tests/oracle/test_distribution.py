@@ -8,49 +8,71 @@ nothing, so faults are planted, and must be found; one that must not matter, in 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from distspec import config
 from distspec.coordinator import driving
 from distspec.coordinator.context import Settings
 from distspec.coordinator.request import Request
-from distspec.drafters import StandaloneDrafter
-from distspec.engine import Engine
+from distspec.drafters import Drafter, DraftRow, Proposal, StandaloneDrafter
+from distspec.engine import Engine, batch
+from distspec.engine.acceptance import ACCEPTANCES, COUPLED, Acceptance, Rejection
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello, Verdict
 from distspec.protocol.values import ROOT, SamplingParams
 from distspec.rounds import Desk
-from distspec.sampling import SamplingRows, process
+from distspec.sampling import Asked, SamplingRows, process
+from distspec.sampling.rejection import Drafts, Rule, block, ratio
 from distspec.speculation.policies import POLICIES
 from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
 from tests.causal import logits
+from tests.chain import edited
 from tests.desks import Ticks
-from tests.fleet import Fleet
+from tests.fleet import Build, Fleet, Stream
+from tests.frequencies import FAULTY, SOUND, g_test
 from tests.shapes import TINY
 from tests.wire import Port
 
+RULES: dict[str, Rule] = {"ratio": ratio, "block": block}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 SHAPE = dataclasses.replace(TINY, vocab_size=8, max_position=64)
 PROMPT = (3, 1, 4, 1, 5)
 PARAMS = SamplingParams(max_tokens=3, temperature=0.9, top_p=0.92)
+EDITED = SamplingParams(
+    max_tokens=3,
+    temperature=1.1,
+    min_p=0.04,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=0.8,
+    logit_bias=((2, 1.5), (6, -1.0)),
+    allowed_token_ids=(0, 1, 2, 3, 5, 6, 7),
+    bad_words=((2, 5), (0,)),
+    stop_token_ids=(7,),
+    min_tokens=2,
+)
+"""What a token may be depends on the tokens before it, drafted ones included."""
+WISHES = {"top_p": PARAMS, "edited": EDITED, "top_k": replace(PARAMS, temperature=1.3, top_p=1.0, top_k=4)}
 SAMPLES = 600
 AT_ONCE = 60
-SOUND, FAULTY = 4.0, 5.0
-"""Standard deviations: a sound sampler stays within the first, a planted fault is beyond the second."""
+
+
+Path = tuple[int, ...]
 
 
 @cache
@@ -59,25 +81,59 @@ def target() -> Llama:
 
 
 @cache
-def joint() -> dict[tuple[int, ...], float]:
-    """The exact probability of every output."""
-    tokens = range(SHAPE.vocab_size)
-    exact: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(PARAMS.max_tokens):
-        exact = {(*path, t): p * after(path)[t] for path, p in exact.items() for t in tokens}
+def joint(params: SamplingParams, tokens: int = 3) -> dict[Path, float]:
+    """The exact probability of everything that an output can be up to so many tokens."""
+    exact: dict[Path, float] = {(): 1.0}
+    for _ in range(tokens):
+        exact = dict(pair for path, p in exact.items() for pair in longer(path, p, params))
     return exact
 
 
+def longer(path: Path, probability: float, params: SamplingParams) -> list[tuple[Path, float]]:
+    if path and path[-1] in params.stop_token_ids:
+        return [(path, probability)]
+    return [((*path, token), probability * p) for token, p in enumerate(after(path, params)) if p]
+
+
 @cache
-def after(path: tuple[int, ...]) -> list[float]:
+def after(path: Path, params: SamplingParams) -> list[float]:
     """The processed distribution of the next token."""
-    rows = SamplingRows.of([PARAMS], [0], CPU)
-    probabilities: list[float] = process(logits(target(), [*PROMPT, *path])[-1:], rows).softmax(-1)[0].tolist()
+    text = [*PROMPT, *path]
+    scores = edited(logits(target(), text)[-1], text, replace(params, prompt_tokens=len(PROMPT)))
+    rows = SamplingRows.of([params], [0], CPU)
+    probabilities: list[float] = process(scores[None], rows).softmax(-1)[0].tolist()
     return probabilities
 
 
-def build(role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
-    hello = Hello(
+def engine(model: Llama, acceptance: Acceptance = COUPLED) -> Engine:
+    options = config.Engine(page_size=4, num_pages=64 * 8, max_num_seqs=64, max_scratch_nodes=16)
+    return Engine(model, options, device=CPU, acceptance=acceptance)
+
+
+def drafter(acceptance: Acceptance = COUPLED) -> StandaloneDrafter:
+    of = engine(prefix_layers(target(), 1), acceptance)
+    return StandaloneDrafter(of, max_num_batched_tokens=256, max_scratch_nodes=16, max_model_len=64)
+
+
+class Sharp:
+    """A drafter that is too sure of itself: much of what it drafts is refused, and what is put in its place matters."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        sharp = [dataclasses.replace(row, params=replace(row.params, top_p=1.0, temperature=0.3)) for row in rows]
+        return self._inner.propose(sharp)
+
+    def forget(self, request: int) -> None:
+        self._inner.forget(request)
+
+    def check(self) -> None:
+        self._inner.check()
+
+
+def hello(*, drafts: bool) -> Hello:
+    return Hello(
         worker="",
         role="",
         incarnation=0,
@@ -87,54 +143,77 @@ def build(role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, 
         page_size=4,
         max_model_len=SHAPE.max_position,
         vocab_size=SHAPE.vocab_size,
-        drafts=role == "draft",
+        drafts=drafts,
     )
-    options = config.Engine(page_size=4, num_pages=64 * 8, max_num_seqs=64, max_scratch_nodes=16)
-    model = prefix_layers(target(), 1) if role == "draft" else target()
-    engine = Engine(model, options, device=CPU)
+
+
+def build(role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
     if role == "draft":
-        drafter = StandaloneDrafter(engine, max_num_batched_tokens=256, max_scratch_nodes=16, max_model_len=64)
-        return DraftWork(drafter, Ticks()), hello
-    desk = Desk(engine, None, max_num_batched_tokens=256, clock=Ticks())
-    return TargetWork(engine, desk, port, later), hello
+        return DraftWork(drafter(), Ticks()), hello(drafts=True)
+    judge = engine(target())
+    desk = Desk(judge, None, max_num_batched_tokens=256, clock=Ticks())
+    return TargetWork(judge, desk, port, later), hello(drafts=False)
 
 
-def deviation(policy: str, samples: int = SAMPLES) -> float:
+def drafting(acceptance: Acceptance) -> Build:
+    """A worker that drafts for itself."""
+
+    def build(role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
+        judge = engine(target(), acceptance)
+        desk = Desk(judge, Sharp(drafter(acceptance)), max_num_batched_tokens=256, clock=Ticks())
+        return TargetWork(judge, desk, port, later), hello(drafts=True)
+
+    return build
+
+
+def outputs(
+    seeds: range, params: SamplingParams, settings: Settings, roles: Sequence[str], build: Build
+) -> Iterator[Stream]:
+    """What a fleet answers, some requests at once, each with a seed of its own."""
+    for first in seeds[::AT_ONCE]:
+        fleet = Fleet(roles, settings, build, seed=first)
+        for seed in range(first, min(first + AT_ONCE, seeds.stop)):
+            fleet.submit(str(seed), PROMPT, replace(params, seed=seed))
+        fleet.run(turns=100_000)
+        yield from fleet.streams.values()
+
+
+def deviation(policy: str, samples: int = SAMPLES, params: SamplingParams = PARAMS) -> float:
     """How far the outputs of so many seeds, other ones for each policy, are from the exact joint distribution, in
     standard deviations."""
     settings = Settings(policy=policy, steps=2, topk=2, nodes=4, lookahead=1, live=12, early=2, room=16)
-    seen: Counter[tuple[int, ...]] = Counter()
     begin = list(POLICIES).index(policy) * SAMPLES
-    for first in range(begin, begin + samples, AT_ONCE):
-        fleet = Fleet(["decode", "verify", "draft"], settings, build, seed=first)
-        for seed in range(first, first + AT_ONCE):
-            fleet.submit(str(seed), PROMPT, replace(PARAMS, seed=seed))
-        fleet.run(turns=100_000)
-        seen.update(tuple(stream.tokens) for stream in fleet.streams.values())
-    return g_test(seen, joint())
+    found = outputs(range(begin, begin + samples), params, settings, ["decode", "verify", "draft"], build)
+    return g_test(Counter(tuple(stream.tokens) for stream in found), joint(params))
 
 
-def g_test(seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
-    """Sokal & Rohlf's G with rare cells pooled, as a normal deviate (Wilson & Hilferty 1931)."""
-    total = seen.total()
-    cells = [(seen[path], total * p) for path, p in exact.items() if total * p >= 5]
-    rest = total - sum(o for o, _ in cells), total - sum(e for _, e in cells)
-    cells += [rest] if rest[1] > 0 else []
-    g: float = 2 * sum(o * math.log(o / e) for o, e in cells if o)
-    free = len(cells) - 1
-    deviate: float = ((g / free) ** (1 / 3) - (1 - 2 / (9 * free))) / math.sqrt(2 / (9 * free))
-    return deviate
+def deviation_of(acceptance: Acceptance, samples: int = SAMPLES, params: SamplingParams = PARAMS) -> float:
+    """The same of a worker that drafts three tokens a round for itself. The first token of an output is no draft, so
+    the joint distribution is of the three after it; a stream goes on after these, since nothing is drafted near its
+    end."""
+    settings = Settings(policy="sd", local_drafts=True, steps=3)
+    params, exact, accepted = replace(params, max_tokens=7), Counter[Path](), 0
+    for path, p in joint(params, 4).items():
+        exact[path[1:]] += p  # type: ignore[assignment]
+    seen: Counter[Path] = Counter()
+    for stream in outputs(range(samples), params, settings, ["decode"], drafting(acceptance)):
+        assert stream.usage is not None
+        seen[tuple(stream.tokens[1:4])] += 1
+        accepted += stream.usage.accepted
+    assert accepted > samples  # else hardly anything was kept
+    return g_test(seen, exact)
 
 
+@pytest.mark.parametrize("params", [PARAMS, EDITED], ids=["top_p", "edited"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_joint_of_three_tokens_is_the_targets(policy: str) -> None:
-    assert abs(deviation(policy)) < SOUND
+def test_the_joint_of_three_tokens_is_the_targets(policy: str, params: SamplingParams) -> None:
+    assert abs(deviation(policy, params=params)) < SOUND
 
 
 @pytest.mark.parametrize(("factor", "is_found"), [(1.0, False), (2.0, True)])
 def test_the_test_itself_has_power(factor: float, is_found: bool) -> None:
     """Draws from the distribution itself pass, and those with a likeliest output twice as likely do not."""
-    exact = joint()
+    exact = joint(PARAMS)
     best = max(exact, key=lambda path: exact[path])
     weights = [p * (factor if path == best else 1) for path, p in exact.items()]
     drawn = Counter(Random(1).choices(list(exact), weights, k=4 * SAMPLES))
@@ -205,6 +284,45 @@ def test_a_drafter_without_top_p_changes_no_token(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_output_has_its_probability() -> None:
-    exact = joint()
-    assert len(exact) == len(list(product(range(8), repeat=3)))
-    assert sum(exact.values()) == pytest.approx(1)
+    everything = product(range(SHAPE.vocab_size), repeat=PARAMS.max_tokens)
+    assert joint(replace(PARAMS, top_p=1.0)).keys() == set(everything)
+    for params in WISHES.values():
+        assert sum(joint(params).values()) == pytest.approx(1)
+
+
+# -- drafts that are weighed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", WISHES.values(), ids=WISHES)
+@pytest.mark.parametrize("acceptance", RULES)
+def test_the_joint_of_three_weighed_tokens_is_the_targets(acceptance: str, params: SamplingParams) -> None:
+    assert abs(deviation_of(ACCEPTANCES[acceptance], params=params)) < SOUND
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_residual_that_is_left_out_is_found(rule: Rule) -> None:
+    """What takes the place of a draft is drawn as if none had been refused."""
+
+    def whole(p: Tensor, q: Tensor, coins: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor]:
+        return rule(p, q, coins, drafts)[0], p
+
+    assert deviation_of(Rejection(whole), SAMPLES // 2) > FAULTY
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_law_of_another_step_is_found(rule: Rule) -> None:
+    def turned(p: Tensor, q: Tensor, coins: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor]:
+        return rule(p, q.roll(1, 0), coins, drafts)
+
+    assert deviation_of(Rejection(turned), SAMPLES // 2) > FAULTY
+
+
+def test_penalties_that_do_not_see_drafts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = batch._asked
+
+    def blind(*of: Any) -> Asked:
+        found = asked(*of)
+        return dataclasses.replace(found, paths=[()] * len(found.paths))
+
+    monkeypatch.setattr(batch, "_asked", blind)
+    assert deviation("sd", params=EDITED) > FAULTY
