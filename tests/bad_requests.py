@@ -36,8 +36,48 @@ def bad_requests(vocab_size: int, max_model_len: int) -> list[Bad]:
     return [
         *_prompts(vocab_size, max_model_len),
         *_fields(vocab_size, max_model_len),
+        *_constraints(),
         *_messages(max_model_len),
         *_http(),
+    ]
+
+
+def _constraints() -> list[Bad]:
+    explodes = {"type": "string", "pattern": "^[^a]{0,9000}$"}
+
+    def schema(name: str, field: str, value: object) -> Bad:
+        body = {"type": "json_schema", "json_schema": {"name": "n", "schema": value, "strict": True}}
+        return chat(name, field, response_format=body)
+
+    def structured(name: str, field: str, **fields: object) -> Bad:
+        return completion(name, field, structured_outputs=fields)
+
+    return [
+        chat("format that is no object", "response_format", response_format="json"),
+        chat("unknown format", "response_format.type", response_format={"type": "xml"}),
+        chat("format without a schema", "response_format.json_schema", response_format={"type": "json_schema"}),
+        schema("schema that is a list", "response_format.json_schema.schema", []),
+        schema("schema of no type", "response_format.json_schema.schema", {"type": "word"}),
+        schema("schema that no grammar holds", "response_format.json_schema.schema", {"not": {}}),
+        schema("schema that explodes", "response_format.json_schema.schema", explodes),
+        structured("unknown constraint", "structured_outputs.poem", poem="sonnet"),
+        structured("two constraints", "structured_outputs", regex="a", choice=["a"]),
+        completion(
+            "a constraint in two fields",
+            "structured_outputs.regex",
+            structured_outputs={"regex": "a"},
+            response_format={"type": "json_object"},
+        ),
+        structured("regex that is none", "structured_outputs.regex", regex="(a"),
+        structured("empty regex", "structured_outputs.regex", regex=""),
+        structured("regex of a number", "structured_outputs.regex", regex=5),
+        structured("no choice", "structured_outputs.choice", choice=[]),
+        structured("empty choice", "structured_outputs.choice[1]", choice=["a", ""]),
+        structured("grammar that is none", "structured_outputs.grammar", grammar="a b c"),
+        structured("schema that is not JSON", "structured_outputs.json", json="{"),
+        structured("json_object of text", "structured_outputs.json_object", json_object="yes"),
+        structured("tag without a format", "structured_outputs.structural_tag", structural_tag="{}"),
+        structured("long grammar", "structured_outputs.grammar", grammar="x" * (1 << 19)),
     ]
 
 
@@ -114,7 +154,7 @@ def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]
     found += [("speculation", {"policy": wrong}, "speculation.policy") for wrong in ("warp", 5)]
     depth = "num_speculative_tokens"
     found += [("speculation", {depth: wrong}, f"speculation.{depth}") for wrong in (0, -1, 10**6, "3")]
-    unsupported = {"response_format": {"type": "json_object"}, "tools": [{"type": "function"}], "suffix": "end"}
+    unsupported = {"tools": [{"type": "function"}], "suffix": "end"}
     return found + [(name, value, name) for name, value in unsupported.items()]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from distspec.config import Config, Server
+from distspec.constraints.trial import Trials
 from distspec.errors import FleetError, InvalidValue, Unavailable
 from distspec.models import ModelConfig, load_tokenizer, model_folder, same_vocabulary
 from distspec.serving.limits import Limits
@@ -65,7 +66,9 @@ async def connection(config: Config) -> AsyncIterator[Connection]:
         client = handle.client()
         await client.start()
         stack.push_async_callback(client.close)
-        yield Connection(Service(client, text, limits), handle)
+        trials = Trials(model_folder(config.model.name), limits.vocab_size, text.stop_ids)
+        stack.push_async_callback(asyncio.to_thread, trials.close)
+        yield Connection(Service(client, text, limits, trials), handle)
 
 
 def launch(config: Config) -> FleetHandle:

@@ -52,6 +52,8 @@ class Params(TypedDict, total=False):
     logprobs: int
     prompt_logprobs: int
     echo: bool
+    response_format: Mapping[str, Any]
+    structured_outputs: Mapping[str, Any]
     policy: str
     num_speculative_tokens: int
 

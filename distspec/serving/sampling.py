@@ -47,11 +47,6 @@ def bad_words(words: Sequence[str], text: Text, limits: Limits) -> tuple[tuple[i
     return tuple(found)
 
 
-def constraint(request: GenerationRequest) -> Constraint | None:
-    """What the output must be. None: the schema refuses (UNSUPPORTED) whatever would constrain it."""
-    return None
-
-
 def resolve(
     request: GenerationRequest,
     *,

@@ -48,7 +48,6 @@ HARMLESS = frozenset(
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "top_logprobs": (None, 0),
-    "response_format": (None, {"type": "text"}),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
@@ -79,7 +78,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     logit_bias: by token id, which JSON spells as text. truncate_prompt_tokens: keep the last so many tokens of the
     prompt; -1: as many as leave room for the answer. echo: the answer begins with the prompt, in a chat with the last
-    message if it is the assistant's.
+    message if it is the assistant's. response_format, structured_outputs: see serving.structure.
     """
 
     model: str | None = None
@@ -106,6 +105,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationField | None = None

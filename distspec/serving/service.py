@@ -16,10 +16,11 @@ from typing import Protocol, cast
 
 from msgspec import structs
 
-from distspec.errors import InvalidField, Unavailable
+from distspec.constraints.trial import Trials
+from distspec.errors import BadConstraint, InvalidField, RequestError, Unavailable
 from distspec.protocol.messages import Output
-from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
-from distspec.serving import prompts, sampling, schema
+from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, Usage
+from distspec.serving import prompts, sampling, schema, structure
 from distspec.serving.limits import Limits
 from distspec.serving.pieces import Pieces
 from distspec.serving.results import Chunk, Completion, PromptReport, stats
@@ -63,11 +64,13 @@ class Job:
 
 
 class Service:
-    """Generates text. stop_ids of the text end every answer unless the request says ignore_eos."""
+    """Generates text. stop_ids of the text end every answer unless the request says ignore_eos. trials: where
+    constraints are tried before workers see them; without, there are none."""
 
-    def __init__(self, client: Submitter, text: Text, limits: Limits) -> None:
+    def __init__(self, client: Submitter, text: Text, limits: Limits, trials: Trials | None = None) -> None:
         self.text = text
         self.limits = limits
+        self._trials = trials
         self._client = client
 
     async def completion_jobs(self, request: CompletionRequest) -> list[Job]:
@@ -157,6 +160,19 @@ class Service:
         if count > self.limits.max_streams:
             raise InvalidField(field, count, f"at most {self.limits.max_streams} answers (prompts x n) in one request")
 
+    async def _constraint(self, request: GenerationRequest) -> Constraint | None:
+        """What the output must be, once it is known that workers can compile it. Raises InvalidField, Unavailable."""
+        asked = structure.asked(request)
+        if asked is None:
+            return None
+        if self._trials is None:
+            raise InvalidField(asked.field, asked.constraint.kind, "nothing; there are no constraints here")
+        try:
+            await asyncio.wrap_future(self._trials.submit(asked.constraint))
+        except BadConstraint as error:
+            raise RequestError(f"{asked.field}: {error}", asked.field) from None
+        return asked.constraint
+
     async def _jobs(self, request: GenerationRequest, texts: Sequence[tuple[str, tuple[int, ...]]]) -> list[Job]:
         """texts: the prompts, each with the field that holds it."""
         seed = secrets.randbits(48) if request.seed is None else request.seed
@@ -164,7 +180,7 @@ class Service:
         speculation = SpeculationChoice(policy=asked.policy, num_speculative_tokens=asked.num_speculative_tokens)
         words = request.bad_words
         banned = await asyncio.to_thread(sampling.bad_words, words, self.text, self.limits) if words else ()
-        constraint = sampling.constraint(request)
+        constraint = await self._constraint(request)
         keep = sampling.prompt_room(request, self.limits)
         jobs = []
         for field, prompt in texts:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
+from distspec.constraints.trial import Trials
 from distspec.errors import RequestError
 from distspec.protocol.codec import pack_logprobs
 from distspec.protocol.messages import Output
@@ -122,6 +123,16 @@ def limits() -> Limits:
     )
 
 
+@pytest.fixture(scope="session")
+def trials(limits: Limits, text: Text, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
+    """Real ones, with less patience."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_level().save_pretrained(folder)
+    found = Trials(folder, limits.vocab_size, text.stop_ids, limit_s=2.0)
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def service(client: TableClient, text: Text, limits: Limits) -> Service:
-    return Service(client, text, limits)
+def service(client: TableClient, text: Text, limits: Limits, trials: Trials) -> Service:
+    return Service(client, text, limits, trials)

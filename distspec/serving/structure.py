@@ -1,0 +1,111 @@
+"""What a request says of the form of its answer, as one constraint.
+
+Knows the fields response_format, structured_outputs, tools and tool_choice. Does not know grammars, or whether a
+constraint can be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from distspec.constraints import choice_grammar
+from distspec.errors import InvalidField
+from distspec.protocol.values import Constraint
+from distspec.serving.schema import GenerationRequest
+
+MAX_CHARACTERS = 1 << 18
+"""Of a constraint: it travels to each worker of a request."""
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Of structured_outputs, as in vLLM."""
+
+
+class Asked(Struct, frozen=True):
+    """A constraint and the field that asks for it."""
+
+    field: str
+    constraint: Constraint
+
+
+def asked(request: GenerationRequest) -> Asked | None:
+    """The one constraint of a request; None if its answer is free. Raises InvalidField."""
+    found = [one for one in (_response_format(request), _structured_outputs(request)) if one is not None]
+    if len(found) > 1:
+        raise InvalidField(found[1].field, found[1].constraint.kind, f"one constraint at most, beside {found[0].field}")
+    for one in found:
+        if len(one.constraint.text) > MAX_CHARACTERS:
+            raise InvalidField(one.field, len(one.constraint.text), f"at most {MAX_CHARACTERS} characters")
+    return found[0] if found else None
+
+
+def _response_format(request: GenerationRequest) -> Asked | None:
+    """As OpenAI has it. Every schema is held to, `strict` or not."""
+    value, field = request.response_format, "response_format"
+    if value is None:
+        return None
+    kind = _mapping(field, value).get("type")
+    if kind not in FORMATS:
+        raise InvalidField(f"{field}.type", kind, f"one of {', '.join(FORMATS)}")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Asked(field, Constraint(kind="json_object"))
+    if kind == "structural_tag":
+        return Asked(field, Constraint(kind="structural_tag", text=json.dumps(value)))
+    inner = _mapping(f"{field}.json_schema", value.get("json_schema"))
+    return Asked(f"{field}.json_schema.schema", _json_schema(f"{field}.json_schema.schema", inner.get("schema")))
+
+
+def _structured_outputs(request: GenerationRequest) -> Asked | None:
+    value, field = request.structured_outputs, "structured_outputs"
+    given = {name: item for name, item in _mapping(field, value or {}).items() if item is not None}
+    if value is None or not given:
+        return None
+    for name in given:
+        if name not in KINDS:
+            raise InvalidField(f"{field}.{name}", given[name], f"nothing; it is no field of ours ({', '.join(KINDS)})")
+    if len(given) > 1:
+        raise InvalidField(field, sorted(given), "one constraint at most")
+    [(name, item)] = given.items()
+    where = f"{field}.{name}"
+    if name == "json":
+        return Asked(where, _json_schema(where, item))
+    if name == "json_object":
+        if not isinstance(item, bool):
+            raise InvalidField(where, item, "a boolean")
+        return Asked(where, Constraint(kind="json_object")) if item else None
+    if name == "choice":
+        return Asked(where, Constraint(kind="grammar", text=choice_grammar(_choices(where, item))))
+    if name == "structural_tag" and isinstance(item, Mapping):
+        item = json.dumps(item)
+    if not isinstance(item, str) or not item:
+        raise InvalidField(where, item, "a string that is not empty")
+    return Asked(where, Constraint(kind=name, text=item))
+
+
+def _json_schema(field: str, schema: object) -> Constraint:
+    """A schema, or its JSON."""
+    if isinstance(schema, str):
+        return Constraint(kind="json_schema", text=schema)
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidField(field, schema, "a JSON schema")
+    return Constraint(kind="json_schema", text=json.dumps(schema))
+
+
+def _choices(field: str, choices: object) -> Sequence[str]:
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
+        raise InvalidField(field, choices, "a list of strings")
+    for i, choice in enumerate(choices):
+        if not isinstance(choice, str) or not choice:
+            raise InvalidField(f"{field}[{i}]", choice, "a string that is not empty")
+    return choices
+
+
+def _mapping(field: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidField(field, value, "an object")
+    return value

@@ -1,0 +1,97 @@
+"""A constraint that cannot be compiled, ever or in time, is found out in bounded time, and harms nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distspec.constraints.trial import Trials
+from distspec.errors import BadConstraint, Unavailable
+from distspec.protocol.values import Constraint
+from tests.spelling import end_id, tokenizer, vocab_size
+
+GOOD = Constraint(kind="json_object")
+BAD = Constraint(kind="regex", text="(")
+LONG = Constraint(kind="json_schema", text='{"type":"string","pattern":"^[^\\\\x00-\\\\x1f]{0,5000}$"}')
+"""Half a minute on a fast machine."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("tokenizer")
+    tokenizer().save_pretrained(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trials(folder: Path) -> Iterator[Trials]:
+    found = Trials(folder, vocab_size(), [end_id()], limit_s=3.0)
+    yield found
+    found.close()
+
+
+def test_what_can_be_compiled_passes(trials: Trials) -> None:
+    assert trials.submit(GOOD).result(120) is None
+
+
+def test_what_cannot_says_why_each_time_it_is_asked(trials: Trials) -> None:
+    for _ in range(2):
+        with pytest.raises(BadConstraint, match="parenthesis"):
+            trials.submit(BAD).result(120)
+
+
+def test_what_takes_too_long_is_refused_and_others_do_not_wait_for_it(trials: Trials) -> None:
+    trials.submit(GOOD).result(120)
+    slow = trials.submit(LONG)
+    other = trials.submit(Constraint(kind="regex", text="[a-z]+"))
+    other.result(120)
+    with pytest.raises(BadConstraint, match="within 3 s"):
+        slow.result(120)
+    trials.submit(Constraint(kind="regex", text="after")).result(120)
+
+
+def test_a_child_that_dies_is_replaced(trials: Trials) -> None:
+    trials.submit(GOOD).result(120)
+    for child in list(trials._all):
+        child._process.kill()
+        child._process.wait()
+    trials.submit(Constraint(kind="regex", text="another")).result(120)
+
+
+def test_no_child_outlives_its_trials(folder: Path) -> None:
+    made = Trials(folder, vocab_size(), [end_id()])
+    made.submit(GOOD).result(120)
+    [child] = made._all
+    made.close()
+    assert child._process.returncode is not None
+
+
+def test_a_child_ends_with_its_input(folder: Path) -> None:
+    made = Trials(folder, vocab_size(), [end_id()])
+    made.submit(GOOD).result(120)
+    [child] = made._all
+    assert child._process.stdin is not None
+    child._process.stdin.close()
+    assert child._process.wait(60) == 0
+    made.close()
+
+
+def test_without_a_tokenizer_no_child_starts(tmp_path: Path) -> None:
+    made = Trials(tmp_path, 10, [0])
+    with pytest.raises(Unavailable):
+        made.submit(GOOD).result(120)
+    made.close()
+
+
+def test_a_child_whose_parent_is_gone_stops_compiling(folder: Path) -> None:
+    """The limit of processor time, which nobody has to watch."""
+    made = Trials(folder, vocab_size(), [end_id()], limit_s=1.0)
+    made.submit(GOOD).result(120)
+    [child] = made._all
+    assert child._process.stdin is not None
+    child._process.stdin.write(json.dumps([LONG.kind, LONG.text]).encode() + b"\n")
+    assert child._process.wait(120) != 0
+    made.close()

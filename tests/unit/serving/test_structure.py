@@ -1,0 +1,67 @@
+"""What a request says of its answer's form becomes one constraint, which is tried before a worker sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from distspec.errors import RequestError
+from distspec.protocol.values import Constraint
+from distspec.serving import schema
+from distspec.serving.limits import Limits
+from distspec.serving.schema import ChatRequest, CompletionRequest
+from distspec.serving.service import Service
+from distspec.serving.structure import asked
+from tests.unit.serving.conftest import TableClient
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+AS_SCHEMA = Constraint(kind="json_schema", text=json.dumps(SCHEMA))
+
+FORMS: list[tuple[dict[str, Any], Constraint | None]] = [
+    ({}, None),
+    ({"response_format": None, "structured_outputs": None}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"structured_outputs": {}}, None),
+    ({"structured_outputs": {"regex": None, "json_object": False}}, None),
+    ({"response_format": {"type": "json_object"}}, Constraint(kind="json_object")),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, AS_SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}}, AS_SCHEMA),
+    ({"response_format": TAG}, Constraint(kind="structural_tag", text=json.dumps(TAG))),
+    ({"structured_outputs": {"json": SCHEMA}}, AS_SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}}, AS_SCHEMA),
+    ({"structured_outputs": {"json_object": True}}, Constraint(kind="json_object")),
+    ({"structured_outputs": {"regex": "[ab]+"}}, Constraint(kind="regex", text="[ab]+")),
+    ({"structured_outputs": {"choice": ["a", 'b"']}}, Constraint(kind="grammar", text='root ::= "a" | "b\\""')),
+    ({"structured_outputs": {"grammar": 'root ::= "x"'}}, Constraint(kind="grammar", text='root ::= "x"')),
+    ({"structured_outputs": {"structural_tag": TAG}}, Constraint(kind="structural_tag", text=json.dumps(TAG))),
+    ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Constraint(kind="regex", text="a")),
+]
+
+
+@pytest.mark.parametrize(("fields", "constraint"), FORMS)
+def test_every_form_is_one_constraint(fields: dict[str, Any], constraint: Constraint | None, limits: Limits) -> None:
+    request = schema.parse(CompletionRequest, {"prompt": "x", **fields}, limits)
+    found = asked(request)
+    assert (found and found.constraint) == constraint
+
+
+@pytest.mark.parametrize(("fields", "constraint"), FORMS[5:8] + FORMS[12:14])
+async def test_it_travels_with_the_parameters_of_every_stream(
+    fields: dict[str, Any], constraint: Constraint, service: Service, limits: Limits
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, **fields}
+    jobs = await service.chat_jobs(schema.parse(ChatRequest, body, limits))
+    assert [job.params.constraint for job in jobs] == [constraint] * 2
+
+
+async def test_one_that_cannot_be_compiled_reaches_no_worker(
+    service: Service, client: TableClient, limits: Limits
+) -> None:
+    request = schema.parse(CompletionRequest, {"prompt": "x", "structured_outputs": {"regex": "(?=a)b"}}, limits)
+    with pytest.raises(RequestError, match="Lookahead") as error:
+        await service.completion_jobs(request)
+    assert (error.value.status, error.value.field) == (400, "structured_outputs.regex")
+    assert client.submitted == []
