@@ -95,22 +95,23 @@ def standalone(seed: int, page_size: int = 4, num_pages: int | None = None) -> S
 def guard(of: Desk) -> None:
     """Hold a desk to this: no page is freed that a round in flight may write."""
     rolling = of._loop._rolling
-    engines = [of._engine, *([of._loop._lender.engine] if of._loop._lender is not None else [])]
+    lender = of._loop._lender.engine if of._loop._lender is not None else None
+    engines = [of._engine, *([lender] if isinstance(lender, Engine) else [])]
     launch, flying = rolling.launch, dict[Flight, list[set[int]]]()
 
     def written(slots: Sequence[int], steps: int) -> list[set[int]]:
-        """By engine; of the drafter also the last two positions of the text that are not in its books."""
+        """By engine."""
         rows = [rolling._rows[slot] for slot in slots]
-        out = []
-        for engine, sequences in zip(engines, ([r.target for r in rows], [r.drafter for r in rows]), strict=False):
-            found: set[int] = set()
-            for row, sequence in zip(rows, sequences, strict=True):
-                if sequence is not None:
-                    size, end = engine.page_size, row.bound + steps
-                    assert end <= len(sequence.pages) * size
-                    found.update(sequence.pages[sequence.length // size : -(-end // size)])
-            out.append(found)
-        return out
+        sides = [[(row.target, row.bound + steps) for row in rows]]
+        sides.append([(row.drafter, row.bound + steps) for row in rows if row.drafter is not None])
+        return [
+            {
+                page
+                for sequence, end in side
+                for page in sequence.pages[sequence.length // one.page_size : -(-end // one.page_size)]
+            }
+            for one, side in zip(engines, sides, strict=False)
+        ]
 
     def spy(slots: Sequence[int], steps: int) -> Flight:
         pages = written(slots, steps)
@@ -125,12 +126,12 @@ def guard(of: Desk) -> None:
         return flight
 
     rolling.launch = spy  # type: ignore[method-assign]
-    for i, engine in enumerate(engines):
-        _watch(engine, lambda i=i: set[int]().union(*(pages[i] for pages in flying.values())))  # type: ignore[misc]
+    for i, one in enumerate(engines):
+        _watch(one, lambda i=i: set[int]().union(*(pages[i] for pages in flying.values())))  # type: ignore[misc]
 
 
-def _watch(engine: Engine, needed: Callable[[], set[int]]) -> None:
-    allocator = engine.books.allocator
+def _watch(one: Engine, needed: Callable[[], set[int]]) -> None:
+    allocator = one.books.allocator
     release = allocator.release
 
     def spy(pages: Iterable[int]) -> None:

@@ -245,7 +245,7 @@ class Loop:
         row.root = emitted[-1]
         if reason is not None:
             held.lease = None
-        end = self._rolling.reach(held.slot, row.steps if reason is None else 0)
+        end = self._rolling.reach(held.slot, row.steps)
         sequence.trim(max(0, end - sequence.length))
         if row.loan is not None:
             row.loan.follow(emitted, end)
