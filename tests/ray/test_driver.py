@@ -114,6 +114,27 @@ def test_a_stop_ends_an_answer_exactly_there(fleet: Fleet, policy: str) -> None:
         assert answer.stats.completion_tokens == count
 
 
+@pytest.mark.parametrize("policy", ["ar", "sd"])
+def test_logprobs_end_where_the_answer_does(fleet: Fleet, policy: str) -> None:
+    """Nor do they depend on the policy; streamed ones come with their tokens."""
+    asked: dict[str, Any] = {"max_tokens": 48, "temperature": 0, "ignore_eos": True, "logprobs": 3, "echo": True}
+    [whole] = fleet.generate("0 1 2 0 1 2", **asked, prompt_logprobs=1, policy="ar")
+    assert len(whole.logprobs) == len(whole.token_ids) == len(whole.offsets)
+    assert len(whole.prompt.logprobs) == len(whole.prompt.token_ids) - 1
+    assert whole.text.startswith("0 1 2 0 1 2")
+    stop = whole.text[whole.offsets[20] :][:3]
+    chunks = list(fleet.stream("0 1 2 0 1 2", **asked, stop=stop, policy=policy))
+    found = [said for chunk in chunks for said in chunk.logprobs]
+    tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
+    assert 0 < len(tokens) == len(found) < 48
+    assert tokens == whole.token_ids[: len(tokens)]
+    for said, right in zip(found, whole.logprobs, strict=False):
+        assert said.logprob == pytest.approx(right.logprob, abs=1e-4)
+        assert [token for token, _ in said.top] == [token for token, _ in right.top]
+    assert chunks[-1].stats is not None
+    assert chunks[-1].stats.completion_tokens == len(tokens)
+
+
 def test_nothing_stops_before_min_tokens(fleet: Fleet) -> None:
     text = Text(byte_level())
     asked: dict[str, Any] = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
+from transformers import AutoModelForCausalLM
 
 from distspec.config import Config, load
 from distspec.serving.ingress import application
@@ -116,6 +118,41 @@ def test_no_policy_changes_a_token(client: openai.OpenAI, temperature: float) ->
         for policy in ("ar", "sd", "dsi")
     }
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("policy", ["ar", "sd", "dsi", "ssd"])
+def test_logprobs_are_those_of_transformers(client: openai.OpenAI, config: Config, policy: str) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(config.model.name, dtype=torch.float32)
+    extra = {"speculation": {"policy": policy}, "ignore_eos": True, "return_token_ids": True, "prompt_logprobs": 2}
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 3, "extra_body": extra}
+    [choice] = client.completions.create(**asked, prompt="0 1 2 3 0 1 2 3", logprobs=4, echo=True).choices
+    assert choice.logprobs is not None
+    found = choice.model_dump()
+    prompt, text = found["prompt_token_ids"], found["prompt_token_ids"] + found["token_ids"]
+    with torch.inference_mode():
+        right = theirs(torch.tensor([text])).logits[0].log_softmax(-1)[:-1]
+    drawn = right.gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(drawn.tolist(), abs=1e-4)
+    for at, top in list(enumerate(found["logprobs"]["top_logprobs"]))[len(prompt) :]:
+        known = [*right[at - 1].topk(4).values.tolist(), float(drawn[at - 1])]
+        assert max(top.values()) == pytest.approx(known[0], abs=1e-4)
+        # Fewer are listed where tokens without text are among them, which are spelled alike.
+        assert all(min(abs(value - other) for other in known) < 1e-4 for value in top.values())
+    for token, row, known in zip(prompt[1:], right, found["prompt_logprobs"][1:], strict=False):
+        assert known[str(token)]["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
+    chat = client.chat.completions.create(
+        **asked, messages=[{"role": "user", "content": "fox"}], logprobs=True, top_logprobs=2
+    )
+    body, [said] = chat.model_dump(), chat.choices
+    text = body["prompt_token_ids"] + body["choices"][0]["token_ids"]
+    with torch.inference_mode():
+        right = theirs(torch.tensor([text])).logits[0].log_softmax(-1)[len(body["prompt_token_ids"]) - 1 : -1]
+    assert said.logprobs is not None
+    assert said.logprobs.content is not None
+    for token, row, entry in zip(body["choices"][0]["token_ids"], right, said.logprobs.content, strict=True):
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
 
 
 def test_choices_differ_and_can_be_had_again(client: openai.OpenAI) -> None:
