@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import structs
 from torch import Tensor
 
-from distspec.engine import Engine
+from distspec.engine import Engine, MakeChains
 from distspec.errors import IllegalTransition
 from distspec.protocol.values import ROOT, SamplingParams, Shape
 
@@ -79,10 +79,14 @@ class Drafter(Protocol):
 
 
 class Loan(Protocol):
-    """A slot of a drafter's engine, lent to whoever drafts and judges its text round after round without the host
-    (engine.rolling). The borrower says how the text goes on; the books here say what was computed for sure."""
+    """A text of a drafter, and its engine's slot if it has one, lent to whoever drafts and judges it round after round
+    without the host (engine.rolling). The borrower says how the text goes on; the books here say what was computed for
+    sure."""
 
-    slot: int
+    @property
+    def slot(self) -> int | None:
+        """Of the drafter's engine; None where it drafts without one."""
+        ...
 
     def hold(self, end: int) -> bool:
         """Have pages for the positions before `end`; False if there are none, or the model takes no text so long."""
@@ -98,10 +102,10 @@ class Loan(Protocol):
 
 
 class Lender(Protocol):
-    """A drafter whose engine drafts chains on the device."""
+    """A drafter that drafts chains on the device: by its engine, or by what it makes for that."""
 
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> Engine | MakeChains: ...
 
     def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
         """Make each text what its row says, shape aside, drop its tree, and compute it but for its last two tokens at

@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from distspec.config import Ngram
-from distspec.drafters.base import DraftRow, Proposal, check_row, limited
+from distspec.drafters.base import DraftRow, Loan, Proposal, check_row, limited
 from distspec.drafters.matchers import DeviceMatcher, Edit, HostMatcher, Matcher, Query, Run
+from distspec.drafters.ngram_chains import NgramChains
 from distspec.drafters.sprout import Sprout
 from distspec.drafters.text import Text
+from distspec.engine import MakeChains
 from distspec.protocol.values import Shape
 
 
@@ -28,13 +31,34 @@ class NgramDrafter:
     64)."""
 
     def __init__(self, options: Ngram, *, max_model_len: int, device: torch.device | None = None) -> None:
+        self._options = options
         self._max_model_len = max_model_len
+        self._on_device = device is not None and device.type != "cpu"
         self._texts: dict[int, Text] = {}
         self._matcher: Matcher = (
             HostMatcher(max_n=options.max_n, min_n=options.min_n)
             if device is None or device.type == "cpu"
             else DeviceMatcher(max_n=options.max_n, min_n=options.min_n, device=device)
         )
+
+    @property
+    def lender(self) -> NgramDrafter | None:
+        """Where it matches on the device, it drafts inside rounds there: see Lender."""
+        return self if self._on_device else None
+
+    @property
+    def engine(self) -> MakeChains:
+        return partial(NgramChains, self._options)
+
+    def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
+        for row in rows:
+            known = self._texts.get(row.request)
+            check_row(row, len(known.tokens) if known else 0)
+        self._matcher.write([self._follow(row) for row in rows])
+        texts = [self._texts[row.request] for row in rows]
+        for text in texts:
+            text.tree.clear()
+        return [_Loan(self, row.request, text, len(text.tokens)) for row, text in zip(rows, texts, strict=True)]
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         for row in rows:
@@ -65,6 +89,27 @@ class NgramDrafter:
         text = self._texts[row.request]
         shape = limited(row.shape, self._max_model_len - len(text.tokens))
         return _Growth(row.request, text.tree, shape, row.params.stop_token_ids, shape.steps)
+
+
+@dataclass(slots=True)
+class _Loan:
+    """See Loan. Texts need no pages, so there is no slot. known: tokens of the text that the matcher has."""
+
+    _drafter: NgramDrafter
+    _request: int
+    _text: Text
+    _known: int
+    slot: None = None
+
+    def hold(self, end: int) -> bool:
+        return end <= self._drafter._max_model_len
+
+    def follow(self, tokens: Sequence[int], end: int) -> None:
+        self._text.tokens += tokens
+
+    def close(self) -> None:
+        if self._drafter._texts.get(self._request) is self._text:
+            self._drafter._matcher.write([Edit(self._request, self._known, self._text.tokens[self._known :])])
 
 
 @dataclass(slots=True)

@@ -62,6 +62,7 @@ class Flight:
 
 
 MakeChains = Callable[[State, int], Chains]
+"""For a state, and texts of so many tokens at most."""
 
 
 class Rolling:
@@ -69,7 +70,8 @@ class Rolling:
 
     target: an engine; drafter: another one on its device, or what makes Chains for a state and texts of so many tokens
     at most; None: plain decoding. Rows are drawn by seed, temperature, top_k, top_p and min_p alone. odds: outcomes and
-    guesses are made up by distspec.synthetic, and an engine's guess is right so often as the first of these says.
+    guesses are made up by distspec.synthetic, and an engine's guess is right so often as the first of these says;
+    without an engine there are none then.
     """
 
     def __init__(self, target: Engine, drafter: Engine | MakeChains | None, *, odds: tuple[float, ...] = ()) -> None:
@@ -79,7 +81,7 @@ class Rolling:
         self._chains: Chains | None = None
         if isinstance(drafter, Engine):
             self._chains = EngineChains(self._state, drafter, odds) if drafter.plans is not None else None
-        elif drafter is not None:
+        elif drafter is not None and not odds:
             self._chains = drafter(self._state, target.max_model_len)
         self._round = Round(self._state, target, self._chains, odds)
         self._rows: dict[int, _Row] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import torch
 from distspec import config
 from distspec.attention.triton import TritonBackend
 from distspec.bench.trace import Trace
+from distspec.config import Ngram
+from distspec.drafters.ngram import NgramDrafter
+from distspec.drafters.ngram_chains import NgramChains
 from distspec.engine import Engine, Rolling
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
@@ -68,9 +72,30 @@ def test_tokens_are_those_of_plain_steps_on_a_cpu(layers: int, cuda_graphs: bool
     assert here.target.books.allocator.free == 400
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_prompt_lookup_rolls_too() -> None:
+    engine = Engine(model(CUDA), config.Engine(page_size=4, num_pages=400, max_num_seqs=4), device=CUDA)
+    lender = NgramDrafter(Ngram(), max_model_len=500, device=CUDA).lender
+    assert lender is not None
+    here = Books(engine, None, Rolling(engine, lender.engine))
+    reference = Engine(model(CPU), config.Engine(page_size=4, num_pages=400), device=CPU)
+    draw = random.Random(0)
+    prompts = [[draw.randrange(3) for _ in range(draw.randint(1, 30))] for _ in range(3)]
+    texts = [here.enter(prompt, GREEDY) for prompt in prompts]
+    for _ in range(20):
+        here.launch(draw.sample(range(3), draw.randint(1, 3)), 3)
+        while len(here.flights) > 1:
+            here.read()
+    for text, prompt in zip(texts, prompts, strict=True):
+        found = here.leave(text)
+        assert found == plain(reference, prompt, GREEDY, len(found))
+
+
+@pytest.mark.parametrize("drafter", ["engine", "ngram"])
+def test_nothing_waits_for_the_device(drafter: str) -> None:
     target = model(CUDA)
     here = books(target, prefix_layers(target, 1))
+    if drafter == "ngram":
+        here.rolling, here.drafter = Rolling(here.target, partial(NgramChains, Ngram())), None
     for prompt in ([1, 2, 3], [4, 5]):
         here.enter(prompt, GREEDY)
     here.rolling.prepare(3)
