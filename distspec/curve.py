@@ -16,8 +16,8 @@ from distspec.errors import InvalidValue
 WINDOW = 15
 """Observations of which a quantile is taken: eight of a new speed outvote the old, and seven outliers do not count."""
 
-STALE = 500
-"""Steps after which a bucket that saw none of them says nothing any more: the machine may have changed since."""
+STALE = 100
+"""Steps after which a bucket that saw none of them becomes part of the shape, before the machine has changed much."""
 
 GENERATION = 5000
 """Observations of a transport that are forgotten together."""
@@ -61,9 +61,10 @@ class Curve:
 class Latency:
     """A curve that follows what is observed.
 
-    shape: what is known beforehand, in any unit. Each power-of-two bucket of rows keeps the ratios of its latest
-    steps to the shape; their median scales the shape there. Between buckets the ratio is interpolated, outside it is
-    the nearest one's, so a bucket that is never seen follows the others when the machine's speed changes.
+    shape: what is known beforehand, in any unit. Each power-of-two bucket of rows keeps its latest steps; the median of
+    their ratios to the shape scales the shape there. Between buckets the ratio is interpolated, outside it is the
+    nearest one's, so a bucket that is not seen follows the others when the machine's speed changes: what it once knew
+    becomes the shape.
     """
 
     def __init__(self, shape: Curve | None = None, *, is_seconds: bool = False) -> None:
@@ -84,7 +85,7 @@ class Latency:
         if not (0 < rows <= WIDEST and 0 < seconds < math.inf):
             return
         bucket = (rows - 1).bit_length()
-        self._buckets.setdefault(bucket, deque(maxlen=WINDOW)).append((rows, seconds / self._shape(rows)))
+        self._buckets.setdefault(bucket, deque(maxlen=WINDOW)).append((rows, seconds))
         self._count += 1
         self._seen[bucket] = self._count
         self._curve = None
@@ -96,14 +97,22 @@ class Latency:
         return self._curve
 
     def _fit(self) -> Curve:
-        for bucket in [b for b, seen in self._seen.items() if self._count - seen > STALE]:
-            del self._buckets[bucket], self._seen[bucket]
+        if stale := [bucket for bucket, seen in self._seen.items() if self._count - seen > STALE]:
+            self._shape = self._scaled()
+            for bucket in stale:
+                del self._buckets[bucket], self._seen[bucket]
+        return self._scaled()
+
+    def _scaled(self) -> Curve:
         ratios = sorted(
-            (quantile((rows for rows, _ in window), 0.5), quantile((ratio for _, ratio in window), 0.5))
+            (
+                quantile((rows for rows, _ in window), 0.5),
+                quantile((seconds / self._shape(rows) for rows, seconds in window), 0.5),
+            )
             for window in self._buckets.values()
         )
         widest = max([self._shape.rows[-1], *(rows for rows, _ in ratios)])
-        grid = {2.0**i for i in range(int(math.log2(widest)) + 1)} | set(self._shape.rows) | {at for at, _ in ratios}
+        grid = {2.0**i for i in range(int(math.log2(widest)) + 1)} | {at for at, _ in ratios}
         return Curve([(rows, self._shape(rows) * _ratio(ratios, rows)) for rows in grid])
 
 

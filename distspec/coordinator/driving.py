@@ -209,15 +209,13 @@ def withdraw(ctx: Context, request: Request) -> None:
 
 
 def situation(ctx: Context, request: Request) -> Situation:
-    """What the policy may see. Policies that keep several verifiers busy prefer home, whose KV is there first, the
-    others a remote verifier.
+    """What the policy may see.
 
     The last output token is never judged, and a node above it yields one token, the root another: nothing
     deeper could be emitted, nor does it fit max_model_len.
     """
     busy = {task.worker for task in request.tasks.values()}
-    ready = [name for name, hold in request.holds.items() if hold.ticket is None]
-    ready.sort(key=lambda name: (name == request.home) != (request.acting in EAGER))
+    ready = preferred(ctx, request)
     draft = request.drafting
     return Situation(
         tree=request.tree,
@@ -232,6 +230,21 @@ def situation(ctx: Context, request: Request) -> Situation:
         sizes=sizes(ctx, request),
         odds=odds(ctx, request),
     )
+
+
+def preferred(ctx: Context, request: Request) -> list[str]:
+    """Verifiers that hold the request, the best first.
+
+    Policies that keep several busy prefer home, whose KV is there first; the others a worker that only verifies, but
+    home to one where others are at home. Of what is alike, each request begins with another one, so that all have work.
+    """
+    ready = [name for name, hold in request.holds.items() if hold.ticket is None]
+    turn = request.number % max(1, len(ready))
+    ready = sorted(ready)[turn:] + sorted(ready)[:turn]
+    if request.acting in EAGER:
+        return sorted(ready, key=lambda name: name != request.home)
+    workers = ctx.credits.workers
+    return sorted(ready, key=lambda name: (workers[name].hello.role != "verify", name != request.home))
 
 
 def submit(ctx: Context, request: Request, wish: Submission) -> None:

@@ -4,16 +4,19 @@ Knows curves, odds, loads, and how many tokens came of its advice. Changes no re
 carries out.
 
 The cost model says what every policy should yield at its best sizes. What the fleet really yields under an advice
-corrects the model for these sizes, and half as much for others of the policy, so what promises too much is left again;
-a policy that was never tried gets a little credit, so that it will be.
+corrects the model for these sizes, and others of the policy until they are tried. How many guesses happened to be right
+meanwhile is luck, so it is compared with what the model promises for just so many; what is left is the model's error,
+and a few hundred tokens tell it within some percent. A policy that was never tried gets a little credit, so that it
+will be.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from distspec.curve import Curve, Latency, Transport
@@ -27,6 +30,9 @@ from distspec.speculation.sizes import Sizes
 
 Kind = tuple[bool, ...]
 """A class of requests that share their odds: (greedy,)."""
+
+Guesses = tuple[int | None, int]
+"""The rank of the guess that was right, or None; and how many guesses there were."""
 
 Place = tuple[Kind, int, int, int, tuple[str, ...]]
 """What advice is for: a kind of request, how many run (to a power of two), targets, drafters, policies."""
@@ -44,10 +50,10 @@ GUESSES = 40
 """Judged guesses that are waited for as well, but not beyond PATIENCE observations: there may be none."""
 
 MOVED = 0.06
-"""Relative change of a curve, or twice the change of an odd, after which all candidates are valued anew."""
+"""Relative change of a curve, or change of an odd, after which all candidates are valued anew."""
 
-PROBED_ROWS = (1, 8, 32, 128, 256, 512)
-"""Where two curves are compared."""
+PROBED_ROWS = (1, 8)
+"""Rows per request at which two curves are compared: what no step has is guessed, and guesses jump."""
 
 AT_ONCE = 8
 """Pieces of the valuing that are done per message of a worker: a few milliseconds."""
@@ -64,8 +70,8 @@ CLEARLY = 1.03
 RANKED = 4
 """Sizes of a policy that are kept as choices: the best, and some to go to where it does not hold what it promised."""
 
-DOUBT = 400
-"""Tokens that the model's promise counts as, against those that were measured."""
+MEMORY = 6
+"""Measurements of an advice that are averaged; of later ones, each counts for one in so many."""
 
 WINDOW = 300
 """Tokens of a measurement, or WINDOW_EACH per running request if that is more; as many as SETTLE_EACH come before."""
@@ -73,7 +79,7 @@ WINDOW = 300
 WINDOW_EACH, SETTLE_EACH = 30, 8
 
 SETTLE_S = 1.5
-"""Seconds that come before as well: leased requests are asked back only now and then."""
+"""Seconds that come before as well where requests are leased: they are asked back only now and then."""
 
 NO_TIME_S = 1e-6
 
@@ -102,43 +108,50 @@ class Facts:
         return value(advice.policy, advice.sizes, self.load, self.odds)
 
     def have_moved(self, before: Facts) -> bool:
-        curves = [[f.load.target(rows) for rows in PROBED_ROWS] + [f.load.drafter(1)] for f in (self, before)]
+        widths = [rows * self.load.sharing() for rows in PROBED_ROWS]
+        curves = [[f.load.target(rows) for rows in widths] + [f.load.drafter(1)] for f in (self, before)]
         moved = any(abs(a - b) > MOVED * b for a, b in zip(*curves, strict=True))
         moved |= abs(self.load.hop_s - before.load.hop_s) > MOVED * self.load.target(1)
-        return moved or any(2 * abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
+        return moved or any(abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
 
 
 @dataclass(slots=True)
 class _Trial:
-    """A measurement of the present advice: from so many tokens of the fleet, and when there were so many."""
+    """A measurement of the present advice: from so many tokens of the fleet, and when there were so many. judged: what
+    the walk had shown by then."""
 
     advice: Advice
     begins: int
     settles_s: float
     began_s: float | None = None
+    judged: Counter[Guesses] = field(default_factory=Counter)
 
 
 class _Advisor:
-    """The advice for one place. Candidates are valued a few at a time, so that no event waits for all of them."""
+    """The advice for one place. What takes long is worked out a little at a time, so that no event waits for it."""
 
-    def __init__(self, facts: Facts, some: Iterator[tuple[str, Sizes]], plain: Advice, seen: int) -> None:
-        self._plain = plain
-        self._measured: dict[Advice, tuple[float, float]] = {}
+    def __init__(
+        self, facts: Facts, some: Iterator[tuple[str, Sizes]], plain: Advice, seen: int, is_local: bool
+    ) -> None:
+        self._plain, self._is_local = plain, is_local
+        self._measured: dict[Advice, tuple[int, float]] = {}
         self._trial: _Trial | None = None
         self.advice: Advice | None = None
         self.begin(facts, some, seen)
 
     def begin(self, facts: Facts, some: Iterator[tuple[str, Sizes]], seen: int) -> None:
-        """Value everything anew."""
+        """Value everything anew. Measurements count half of what they did; one alone is forgotten, so that what was
+        left once is tried again when the world has changed."""
         self.facts, self.seen = facts, seen
+        self._measured = {advice: (count // 2, ratio) for advice, (count, ratio) in self._measured.items() if count > 1}
         self._values: dict[Advice, float] = {}
         self._best: dict[str, list[Advice]] = {}
-        self._valuing = self._value(some)
+        self._work = self._value(some)
         self.is_done = False
 
     def go_on(self, pieces: int) -> None:
         for _ in range(pieces):
-            if next(self._valuing, self) is self:
+            if next(self._work, self) is self:
                 self.is_done = True
                 self._choose()
                 return
@@ -156,43 +169,42 @@ class _Advisor:
             del ranked[RANKED:]
             yield
 
-    def measure(self, now_s: float, tokens: int, running: int) -> None:
-        """The fleet has sent so many tokens until now."""
-        if self.advice is None:
-            return
-        if self._trial is None or self._trial.advice != self.advice:
-            self._trial = _Trial(self.advice, tokens + SETTLE_EACH * running, now_s + SETTLE_S)
+    def measure(self, now_s: float, tokens: int, running: int, judged: Counter[Guesses]) -> tuple[float, _Trial] | None:
+        """The fleet has sent so many tokens until now. Tokens per second of a trial, if one is over."""
         trial = self._trial
-        if trial.began_s is None:
+        if self.advice is None:
+            return None
+        if trial is None or trial.advice != self.advice:
+            is_leased = self._is_local or self._plain == self.advice or trial is None or trial.advice == self._plain
+            self._trial = _Trial(self.advice, tokens + SETTLE_EACH * running, now_s + SETTLE_S * is_leased)
+        elif trial.began_s is None:
             if tokens >= trial.begins and now_s >= trial.settles_s:
-                trial.begins, trial.began_s = tokens, now_s
-            return
-        new = tokens - trial.begins
-        if new >= max(WINDOW, WINDOW_EACH * running) and now_s > trial.began_s:
-            if self.advice in self._values:  # not while everything is valued anew
-                self._learn(self.advice, new, new / (now_s - trial.began_s))
-            self._trial = None
-            if self.is_done:
-                self._choose()
+                self._trial = _Trial(self.advice, tokens, now_s, now_s, judged.copy())
+        elif self.is_done and tokens - trial.begins >= max(WINDOW, WINDOW_EACH * running) and now_s > trial.began_s:
+            self._trial = _Trial(self.advice, tokens, now_s, now_s, judged.copy())
+            return (tokens - trial.begins) / (now_s - trial.began_s), trial
+        return None
 
-    def _learn(self, advice: Advice, tokens: int, tokens_s: float) -> None:
-        """Half of what was known before is forgotten each time, so that drift is followed."""
-        weight, ratio = self._measured.get(advice, (0.0, 1.0))
-        weight /= 2
-        found = tokens_s / self._values[advice]
-        self._measured[advice] = weight + tokens, (weight * ratio + tokens * found) / (weight + tokens)
+    def learn(self, tokens_s: float, advice: Advice, facts: Facts) -> None:
+        """So much came of an advice while these were the facts."""
+        self._work, self.is_done = self._compare(tokens_s, advice, facts), False
+
+    def _compare(self, tokens_s: float, advice: Advice, facts: Facts) -> Iterator[None]:
+        promised = yield from facts.value(advice)
+        count, ratio = self._measured.get(advice, (0, 0.0))
+        count = min(count + 1, MEMORY)
+        self._measured[advice] = count, ratio + (tokens_s / promised - ratio) / count
 
     def _factor(self, advice: Advice) -> float:
         """What a promise is multiplied with. Sizes that were not tried share half of what is known of the policy."""
+        if advice in self._measured:
+            return self._measured[advice][1]
         tried = [found for one, found in self._measured.items() if one.policy == advice.policy]
-        if not tried:
-            if advice == self._plain:
-                return 1.0
-            return CREDIT if self._values[advice] > CLEARLY * self._values[self._plain] else 1 / CREDIT
-        weight, ratio = self._measured.get(advice, (0.0, 1.0))
-        if not weight:
-            return math.sqrt(sum(weight * ratio for weight, ratio in tried) / sum(weight for weight, _ in tried))
-        return (weight * ratio + DOUBT) / (weight + DOUBT)
+        if tried:
+            return math.sqrt(sum(count * ratio for count, ratio in tried) / sum(count for count, _ in tried))
+        if advice == self._plain:
+            return 1.0
+        return CREDIT if self._values[advice] > CLEARLY * self._values[self._plain] else 1 / CREDIT
 
     def _choose(self) -> None:
         ranked = [advice for some in self._best.values() for advice in some]
@@ -207,6 +219,7 @@ class Planner:
         self._most = most
         self._target, self._drafter, self._hop = Latency(), Latency(), Transport()
         self._odds: dict[Kind, Acceptance] = {}
+        self._judged: dict[Kind, Counter[Guesses]] = {}
         self._until: dict[str, float] = {}
         self._seen = self._steps = self._guesses = 0
         self._advisors: dict[Place, _Advisor] = {}
@@ -234,6 +247,7 @@ class Planner:
     def judged(self, kind: Kind, rank: int | None, children: int) -> None:
         """The walk passed a node with so many children, of which that of `rank` was right, or none."""
         self._of(kind).observe(0, rank, children)
+        self._judged.setdefault(kind, Counter())[rank, children] += 1
         self._seen += 1
         self._guesses += 1
 
@@ -264,15 +278,22 @@ class Planner:
         place = kind, 1 << (running - 1).bit_length(), verifiers, drafters, tuple(policies)
         advisor = self._advisors.get(place)
         if advisor is None or (advisor.is_done and self._seen - advisor.seen >= PATIENCE):
-            facts = self._facts(kind, running, verifiers, drafters)
+            facts = self._facts(self._of(kind), running, verifiers, drafters)
             if advisor is None:
                 some, plain = self._candidates(policies, facts.load), Advice("ar", self._most)
-                advisor = self._advisors[place] = _Advisor(facts, some, plain, self._seen)
+                advisor = self._advisors[place] = _Advisor(facts, some, plain, self._seen, not drafters)
             elif facts.have_moved(advisor.facts):
                 advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
             advisor.seen = self._seen
         self._asked = advisor
-        advisor.measure(now_s, tokens, running)
+        judged = self._judged.setdefault(kind, Counter())
+        over = advisor.measure(now_s, tokens, running, judged)
+        if over is not None:
+            tokens_s, trial = over
+            luck = Acceptance(self._of(kind).shares(), math.inf)
+            for rank, children in (judged - trial.judged).elements():
+                luck.observe(0, rank, children)
+            advisor.learn(tokens_s, trial.advice, self._facts(luck, running, verifiers, drafters))
         return advisor.advice or self._first(policies)
 
     def think(self) -> None:
@@ -287,11 +308,13 @@ class Planner:
         return Advice("sd" if "sd" in policies else "ar", sizes)
 
     def _first(self, policies: Sequence[str]) -> Advice:
-        """Little was timed yet: decode plainly for a while, so that narrow steps are known, then draft a little."""
+        """Little was timed yet: decode plainly for a while, so that narrow steps are known, then draft a little; with
+        branches where that may be, so that second guesses are known too."""
         if self._steps < PLAIN:
             return Advice("ar", self._most)
-        sizes = replace(self._most, steps=min(4, self._most.steps), nodes=min(4, self._most.nodes), topk=1)
-        return Advice("sd" if "sd" in policies else "ar", sizes)
+        few, nodes = (min(4, most) for most in (self._most.steps, self._most.nodes))
+        sizes = replace(self._most, steps=few, nodes=min(few, nodes), topk=1, lookahead=1)
+        return Advice(next((policy for policy in ("ssd", "sd") if policy in policies), "ar"), sizes)
 
     def _candidates(self, policies: Sequence[str], load: Load) -> Iterator[tuple[str, Sizes]]:
         """Branches are for verifiers that would wait otherwise: where many share them, these policies lose, and
@@ -299,10 +322,10 @@ class Planner:
         crowded = {policy for policy, most in CROWD.items() if load.batch > most * load.verifiers}
         return candidates([policy for policy in policies if policy not in crowded], self._most)
 
-    def _facts(self, kind: Kind, running: int, verifiers: int, drafters: int) -> Facts:
+    def _facts(self, guesses: Acceptance, running: int, verifiers: int, drafters: int) -> Facts:
         drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])
         load = Load(self._target.curve(), drafter, self._hop.seconds, running, verifiers, max(1, drafters))
-        return Facts(load, (tuple(round(share, 2) for share in self.odds(kind)),))
+        return Facts(load, (tuple(round(share, 2) for share in guesses.odds()),))
 
     def _of(self, kind: Kind) -> Acceptance:
         return self._odds.setdefault(kind, Acceptance())

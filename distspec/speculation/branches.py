@@ -54,7 +54,7 @@ def branching(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
         judged = bush.best(sizes.nodes, sizes.topk)
         bush.grow(grown, sizes.width, sizes.live)
         left, levels = bush.below()
-        after: list[tuple[float, Hashable]] = [(p, (left[end], levels[end])) for p, end in bush.ends(judged)]
+        after: list[tuple[float, Hashable]] = [(p, (_about(left[end]), levels[end])) for p, end in bush.ends(judged)]
         return Round(_tokens(bush, judged), wait_s + verify_s, _filled(after, (0, 0)))
 
     return _average(play, (0, 0))

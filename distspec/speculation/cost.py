@@ -150,12 +150,13 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
                 for nodes in _nodes(k, topk, most.nodes):
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
     elif policy in ("ssd", "bvsp"):
-        for k in (k for k in (1, 2, 4, 6) if k <= most.steps and (policy == "ssd" or k < 6)):
-            for ahead in sorted({min(n, most.lookahead) for n in ((2, 4) if policy == "ssd" else (4,))}):
-                for nodes in sorted({min(n, most.nodes) for n in (2 * k, 4 * k)}):
-                    yield replace(most, steps=k, topk=1, nodes=nodes, lookahead=ahead)
-                if most.topk > 1:
-                    yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=ahead)
+        ahead = min(2 if policy == "ssd" else 4, most.lookahead)
+        for k in (k for k in ((2, 4, 6) if policy == "ssd" else (1, 2, 4)) if k <= most.steps):
+            yield replace(most, steps=k, topk=1, nodes=min(4 * k, most.nodes), lookahead=ahead)
+            if policy == "ssd":
+                yield replace(most, steps=k, topk=1, nodes=min(2 * k, most.nodes), lookahead=ahead)
+            if most.topk > 1:
+                yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=ahead)
 
 
 def _nodes(steps: int, topk: int, most: int) -> list[int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from distspec import synthetic
+from distspec.coordinator import driving
 from distspec.coordinator.context import Settings
 from distspec.curve import Curve
 from distspec.sim.timed import PROMPT, VOCAB, Hardware, Load, Measured, TimedWorld
@@ -120,3 +123,17 @@ def test_a_chunk_that_is_drafted_more_slowly_than_a_root_is_judged_seldom_goes_o
     assert found < 0.6 * measure("dsi", verifiers=2, tokens=1000, lookahead=8).tokens_s
     load = speculation.Load(IDEAL.target, IDEAL.drafter, verifiers=2)
     assert rate("dsi", Sizes(lookahead=slow, nodes=slow, steps=slow), load, (ODDS,)) < 1 / T_V
+
+
+def test_verifiers_share_the_work_whatever_the_policy_before() -> None:
+    """A request that `dsi` bound to all of them goes on at home, and its further work is not where all others' is."""
+    world = TimedWorld(REAL, Settings(policy="dsi"), Load(batch=8, odds=ODDS), verifiers=4)
+    world.run(40)
+    ctx = world.machine._ctx
+    further = Counter(driving.preferred(ctx, request)[1] for request in ctx.requests.values())
+    for request in ctx.requests.values():
+        assert driving.preferred(ctx, request)[0] == request.home
+        request.acting = "sd"
+    homes = Counter(driving.preferred(ctx, request)[0] for request in ctx.requests.values())
+    assert sorted(homes.values()) == [2, 2, 2, 2]
+    assert len(further) > 1

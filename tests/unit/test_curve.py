@@ -83,13 +83,17 @@ def test_twenty_steps_tell_of_a_new_speed(factor: float, seed: int) -> None:
     assert latency.curve()(200) == pytest.approx(slower(200), rel=0.06), "widths that were never seen follow"
 
 
-def test_widths_that_are_not_seen_any_more_follow_those_that_are() -> None:
-    latency = Latency(TRUTH, is_seconds=True)
+@pytest.mark.parametrize("shape", [None, TRUTH])
+def test_widths_that_are_not_seen_any_more_follow_those_that_are(shape: Curve | None) -> None:
+    """At the ratio that they had to each other when both were seen."""
+    latency = Latency(shape)
     for _ in range(20):
         latency.observe(256, TRUTH(256))
-    for _ in range(STALE + 1):
-        latency.observe(1, 2 * TRUTH(1))
-    assert latency.curve()(256) == pytest.approx(2 * TRUTH(256))
+    for slower in (1, 2, 3):
+        for _ in range(2 * STALE):
+            latency.observe(1, slower * TRUTH(1))
+            latency.curve()
+        assert latency.curve()(256) == pytest.approx(slower * TRUTH(256))
 
 
 @pytest.mark.parametrize("bad", [(0, 1.0), (-1, 1.0), (2**20, 1.0), (1, 0.0), (1, float("nan")), (1, float("inf"))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -107,22 +108,23 @@ def promised(advice: Advice, share: float, verifiers: int = 1) -> float:
 
 @given(steps=st.integers(0, LEAST - 1), allowed=st.sets(st.sampled_from(POLICIES)), most=st.sampled_from([MOST, SMALL]))
 def test_advice_is_cheap_before_much_is_seen(steps: int, allowed: set[str], most: Sizes) -> None:
-    """First plain decoding, so that narrow steps are timed; then short chains, if these are allowed."""
+    """First plain decoding, so that narrow steps are timed; then short chains, with branches where that may be."""
     planner = Planner(most)
     plain(planner, steps)
     advice = planner.advise(KIND, 1, 1, 1, sorted(allowed), now_s=0.0, tokens=0)
-    if steps < PLAIN or "sd" not in allowed:
+    if steps < PLAIN or not allowed & {"sd", "ssd"}:
         assert advice.policy == "ar"
     else:
-        assert advice.policy == "sd"
+        assert advice.policy == ("ssd" if "ssd" in allowed else "sd")
         assert (advice.sizes.topk, advice.sizes.steps) == (1, min(4, most.steps))
         assert advice.sizes.nodes <= 4
 
 
-def test_a_drafter_that_was_never_timed_is_tried_first() -> None:
+@pytest.mark.parametrize("policies", [QUICK, POLICIES])
+def test_a_drafter_that_was_never_timed_is_tried_first(policies: Sequence[str]) -> None:
     planner = Planner(MOST)
     plain(planner, LEAST)
-    assert planner.advise(KIND, 1, 1, 1, POLICIES, now_s=0.0, tokens=0).policy == "sd"
+    assert planner.advise(KIND, 1, 1, 1, policies, now_s=0.0, tokens=0).policy in ("sd", "ssd")
 
 
 def test_a_step_counts_once_however_many_requests_report_it() -> None:
@@ -227,8 +229,9 @@ def test_new_odds_lead_to_new_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     before, valued = fleet.advice, pieces["all"]
     judge(planner, 0.9, 2 * PATIENCE)
     step(planner, begin_s=1000.0)
-    fleet.run(200)
-    assert (fleet.advice, pieces["all"]) == (before, valued)  # nothing moved: nothing is valued again
+    fleet.run(50)
+    assert fleet.advice == before
+    assert pieces["all"] < valued + MOST.steps  # nothing moved: but for some measurements, nothing is valued again
     judge(planner, 0.4, 4 * PATIENCE)
     fleet.yields = lambda advice: promised(advice, 0.4)
     fleet.run(200)
@@ -255,19 +258,42 @@ def test_who_yields_less_than_promised_is_left_and_come_back_to() -> None:
     assert fleet.run(200)["dsi"] > 180
 
 
-@settings(max_examples=25, deadline=None)
-@given(kept=st.fixed_dictionaries({policy: st.floats(0.7, 1.0) for policy in ("sd", "pearl", "dsi")}))
-def test_what_is_advised_in_the_end_is_near_the_best_of_what_is_really_there(kept: dict[str, float]) -> None:
-    """The model's promise counts as DOUBT tokens beside those measured, so a policy that promises too much is trusted
-    for 40% of it at most: of 0.7 x its promise, it looks like 0.82 x."""
+KEPT = st.fixed_dictionaries({policy: st.floats(0.7, 1.0) for policy in ("sd", "pearl", "dsi")})
+"""What share of a promise is kept."""
 
+
+def top(kept: dict[str, float], share: float) -> float:
+    return max(best([policy], MOST, load(verifiers=4), ((share,),))[2] * part for policy, part in kept.items())
+
+
+@settings(max_examples=25, deadline=None)
+@given(kept=KEPT)
+def test_what_is_advised_in_the_end_is_near_the_best_of_what_is_really_there(kept: dict[str, float]) -> None:
     def real(advice: Advice) -> float:
         return kept.get(advice.policy, 1.0) * promised(advice, 0.8, 4)
 
     fleet = Fleet(informed(0.8), real, verifiers=4)
     fleet.run(1200)
-    top = max(best([policy], MOST, load(verifiers=4), ((0.8,),))[2] * share for policy, share in kept.items())
-    assert real(fleet.advice) > 0.7 / 0.82 * 0.98 * top
+    assert real(fleet.advice) > 0.97 * top(kept, 0.8)
+
+
+@settings(max_examples=10, deadline=None)
+@given(kept=KEPT, seed=st.integers(0, 99))
+def test_luck_with_guesses_does_not_choose(kept: dict[str, float], seed: int) -> None:
+    """Guesses are right with 0.7 or with 0.9, at random, half a second each: four of these make a measurement."""
+    rng = Random(seed)
+    lucky = 0.8
+
+    def real(advice: Advice, share: float) -> float:
+        return kept.get(advice.policy, 1.0) * promised(advice, share, 4)
+
+    fleet = Fleet(informed(0.8), lambda advice: real(advice, lucky), verifiers=4)
+    for i in range(600):
+        if i % 5 == 0:
+            lucky = rng.choice((0.7, 0.9))
+        judge(fleet.planner, lucky, 10)
+        fleet.run(1)
+    assert real(fleet.advice, 0.8) > 0.94 * top(kept, 0.8)
 
 
 # -- probing -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -32,8 +33,8 @@ def watch(
 
 
 def test_nothing_seen_is_the_prior() -> None:
-    assert Acceptance().odds() == pytest.approx(PRIOR)
-    assert Acceptance().odds(3) == pytest.approx(PRIOR)
+    assert Acceptance().shares() == Acceptance().shares(3) == pytest.approx(PRIOR)
+    assert Acceptance((0.6, 0.5, 1.0)).odds() == Acceptance((0.6, 0.5, 1.0)).odds(3) == pytest.approx((0.6, 0.2, 0.2))
     assert Acceptance().interval() == (0.0, 1.0)
 
 
@@ -64,8 +65,27 @@ def test_half_life() -> None:
 def test_ranks_that_were_not_there_say_nothing() -> None:
     learned = Acceptance()
     watch(learned, Random(1), ODDS, 1000, children=1)
-    assert learned.odds()[1:] == pytest.approx(PRIOR[1:])
+    assert learned.shares()[1:] == pytest.approx(PRIOR[1:])
     assert learned.tried(1) == 0
+
+
+def test_what_is_known_of_a_rank_is_kept_while_nobody_tries_it() -> None:
+    """And it is told relative to the misses of those before, so they may drift meanwhile."""
+    learned = Acceptance()
+    watch(learned, Random(1), (0.8, 0.16, 0.03), 4000)
+    watch(learned, Random(2), (0.2,), 8000, children=1)
+    assert learned.odds()[:2] == pytest.approx((0.2, 0.64), abs=0.06)
+
+
+@given(st.lists(st.none() | st.integers(0, 4), min_size=1, max_size=50))
+def test_without_forgetting_the_order_of_observations_does_not_count(seen: list[int | None]) -> None:
+    known = []
+    for order in (seen, seen[::-1]):
+        learned = Acceptance(half_life=math.inf)
+        for rank in order:
+            learned.observe(0, rank, 5)
+        known.append(learned.odds())
+    assert known[0] == pytest.approx(known[1])
 
 
 def test_depths_are_told_apart_and_a_new_one_is_like_the_others() -> None:
