@@ -34,6 +34,8 @@ def admit(ctx: Context) -> None:
             ctx.reserve(request, prefiller)
         request.move(State.PREFILL)
         prefill(ctx, request, prefiller)
+        if prefiller != home:
+            send_kv(ctx, request, prefiller, home, len(request.tokens))
 
 
 def fit(ctx: Context) -> None:
@@ -81,19 +83,28 @@ def prefill(ctx: Context, request: Request, worker: str) -> None:
 
 
 def prefilled(ctx: Context, request: Request) -> None:
-    """The first outcome was committed and the request goes on: bring its KV home, then decode."""
+    """The first outcome was committed and the request goes on: decode, as soon as all of its KV is at home."""
     assert request.home is not None
-    assert request.prefiller is not None
-    if request.prefiller == request.home:
-        decode(ctx, request)
+    hold = request.holds[request.home]
+    if hold.ticket is None:
+        at_home(ctx, request)
         return
     request.move(State.TRANSFER)
-    send_kv(ctx, request, request.prefiller, request.home)
+    hold.sent_s = ctx.now
 
 
-def send_kv(ctx: Context, request: Request, source: str, to: str) -> None:
-    """Send what `source` holds of the committed tokens. The receiver's books are told the tokens."""
-    ticket, length = ctx.future(), request.computed_by(source)
+def at_home(ctx: Context, request: Request) -> None:
+    """Its KV is at home, and the first outcome is known: decode."""
+    assert request.prefiller is not None
+    if request.prefiller != request.home:
+        ctx.close(request, request.prefiller)
+    decode(ctx, request)
+
+
+def send_kv(ctx: Context, request: Request, source: str, to: str, length: int) -> None:
+    """Send KV of the first `length` committed tokens, which `source` holds or is asked to compute: it sends them as
+    they come. The receiver's books are told the tokens."""
+    ticket = ctx.future()
     hold = request.holds[to]
     hold.opened, hold.ticket, hold.source, hold.sent_s = True, ticket, source, ctx.now
     hold.computed = length
@@ -127,14 +138,12 @@ def send_kv(ctx: Context, request: Request, source: str, to: str) -> None:
 
 
 def received(ctx: Context, request: Request, worker: str) -> None:
-    """KV arrived. At home, decoding begins; at a verifier, it may judge from now on."""
+    """KV arrived. At home, decoding begins once the prefill is answered; a verifier may judge from now on."""
     hold = request.holds[worker]
     hold.ticket = hold.source = None
     ctx.credits.prefixes.note(worker, request.tokens[: hold.computed])
     if request.state is State.TRANSFER and worker == request.home:
-        assert request.prefiller is not None
-        ctx.close(request, request.prefiller)
-        decode(ctx, request)
+        at_home(ctx, request)
     elif request.state is State.DRIVEN:
         driving.drive(ctx, request)
 
@@ -216,15 +225,16 @@ def lost_worker(ctx: Context, request: Request, worker: str) -> None:
     ctx.lose(request, worker)
     if request.drafting and request.drafting.worker == worker:
         request.drafting = None
-    for other in [name for name, hold in request.holds.items() if hold.source == worker and hold.ticket]:
-        ctx.close(request, other)
-        lost_ticket(ctx, request, other)
     needs = {State.PREFILL: {request.home, request.prefiller}, State.TRANSFER: {request.home, request.prefiller}}
     if request.state in (State.QUEUED, State.DONE):
         return
     if worker in needs.get(request.state, {request.home}):
         ctx.requeue(request)
-    elif request.state is State.DRIVEN:
+        return
+    for other in [name for name, hold in request.holds.items() if hold.source == worker and hold.ticket]:
+        ctx.close(request, other)
+        lost_ticket(ctx, request, other)
+    if request.state is State.DRIVEN:
         driving.drive(ctx, request)
 
 
@@ -232,7 +242,7 @@ def lost_ticket(ctx: Context, request: Request, worker: str) -> None:
     """KV did not arrive at `worker`, which holds nothing of the request any more."""
     ctx.counters["transfers_lost"] += 1
     request.avoid.add(worker)
-    if request.state is State.TRANSFER and worker == request.home:
+    if request.state in (State.PREFILL, State.TRANSFER) and worker == request.home:
         request.prefills_at_home = True  # a link that fails once may fail again, and computing never does
         ctx.requeue(request)
 
@@ -268,4 +278,4 @@ def bind_verifiers(ctx: Context, request: Request) -> None:
         if worker is None:
             return
         ctx.reserve(request, worker)
-        send_kv(ctx, request, request.home, worker)
+        send_kv(ctx, request, request.home, worker, request.computed_by(request.home))

@@ -361,7 +361,7 @@ class Machine:
             if request.drafting and request.drafting.task is not None:
                 owes(request.drafting.worker, request.drafting.sent_s)
             for name, hold in request.holds.items():
-                if hold.ticket is not None:
+                if hold.ticket is not None and request.state is not State.PREFILL:  # until then, the prefiller owes
                     owes(name, hold.sent_s)
             if request.state in (State.LEASED, State.REVOKING):
                 owes(request.home, request.leased_s)

@@ -200,7 +200,11 @@ class Drop(_Message, frozen=True):
 
 
 class SendKV(_Message, frozen=True):
-    """Send KV of committed positions [start, start+length) to `peer` under this ticket."""
+    """Send KV of committed positions [start, start+length) to `peer` under this ticket.
+
+    Positions that an Extend before this message brought and that are not computed yet are sent as they are. If the
+    request is let go before, the ticket ends.
+    """
 
     request: int
     epoch: int

@@ -9,7 +9,7 @@ from distspec.sim.memory import Cell
 
 @dataclass(slots=True)
 class Packet:
-    """What the source's memory held."""
+    """What the source's memory held; of KV, nothing: the source gave the ticket up."""
 
     request: int
     ticket: int

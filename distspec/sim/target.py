@@ -52,8 +52,8 @@ class Open:
     """A request that is open here. arrival: order of opening, the newest is given up first.
 
     inbox: messages that wait to be taken up. lease: the one that runs; todo: committed tokens that its next
-    round computes, the root last. awaiting: its KV is on the way here. sends: of KV that is not computed yet, by the peer's name. withdrawn: nodes
-    that were left out.
+    round computes, the root last. awaiting: its KV is on the way here. sends: of KV that is not computed yet.
+    withdrawn: nodes that were left out.
     """
 
     sequence: Sequence

@@ -67,6 +67,7 @@ class _Open:
     revoke: Revoke | None = None
     emitted: int = 0
     awaiting: int | None = None
+    sends: list[SendKV] = field(default_factory=list)
 
 
 class TimedTarget:
@@ -98,9 +99,11 @@ class TimedTarget:
             case Revoke():
                 self.open[message.request].revoke = message
             case SendKV():
-                if message.length > self.open[message.request].length:
-                    raise Violation(f"{self.name}: KV of {message.length} tokens wanted that are not computed")
-                self.packets.append((message.peer, message.request, message.ticket))
+                entry = self.open[message.request]
+                if message.length > entry.length + sum(len(work.tokens) for work in entry.works):
+                    raise Violation(f"{self.name}: KV of {message.length} tokens wanted that nobody asked for")
+                entry.sends.append(message)
+                self._send(entry)
             case ReceiveKV():
                 entry = self.open[message.request] = _Open(message.params, message.length, message.tokens[-1])
                 entry.awaiting = message.ticket
@@ -145,6 +148,8 @@ class TimedTarget:
         self.muster.stepped(rows, took_s)
         for reply in replies:
             entry = self.open.get(reply.request) if isinstance(reply, Verdict) else None
+            if entry is not None:
+                self._send(entry)
             if isinstance(reply, Verdict) and entry is not None and not entry.works and entry.lease is None:
                 self.muster.answered(reply.request, len(reply.outcomes), now_s)
 
@@ -171,6 +176,13 @@ class TimedTarget:
             if work.task in message.tasks:
                 entry.withdrawn.update(node.id for node in work.nodes)
                 entry.works[i] = structs.replace(work, nodes=())
+
+    def _send(self, entry: _Open) -> None:
+        """What is computed of the KV that is to be sent. It crosses while the rest is computed: its last positions are
+        there a hop after their step."""
+        for message in [message for message in entry.sends if message.length <= entry.length]:
+            entry.sends.remove(message)
+            self.packets.append((message.peer, message.request, message.ticket))
 
     def _arrived(self, request: int) -> list[FromWorker]:
         entry = self.open[request]

@@ -80,27 +80,54 @@ def test_a_plain_request_is_prefilled_leased_and_finished() -> None:
     assert bench.machine.snapshot()["requests"] == {}
 
 
-def test_kv_goes_from_the_prefill_worker_home() -> None:
+@pytest.mark.parametrize("first", ["outcome", "kv"])
+def test_kv_goes_from_the_prefill_worker_home_while_it_is_computed(first: str) -> None:
+    """Decoding begins when both the outcome and the KV are there, whichever comes last."""
     bench = Bench("prefill", "decode")
-    bench.play(
-        [
-            (submit(), [("prefill", extend(1, 0, *PROMPT))]),
-            (
-                verdict("prefill", 1, 8),
-                [
-                    output(0, 8),
-                    ("decode", receive(2, *PROMPT, epoch=1, source="prefill")),
-                    ("prefill", send(2, 3, epoch=1, to="decode")),
-                ],
-            ),
-            (
-                says("decode", Received(request=1, epoch=1, ticket=2)),
-                [("prefill", drop(epoch=1)), ("decode", lease(3, 8, epoch=2, emitted=1))],
-            ),
-            (says("prefill", Freed(request=1, epoch=1)), []),
-        ]
-    )
+    moving = [
+        ("prefill", extend(1, 0, *PROMPT)),
+        ("decode", receive(2, *PROMPT, epoch=0, source="prefill")),
+        ("prefill", send(2, 3, epoch=0, to="decode")),
+    ]
+    begins = [("prefill", drop(epoch=1)), ("decode", lease(3, 8, epoch=2, emitted=1))]
+    arrived = says("decode", Received(request=1, epoch=0, ticket=2))
+    bench.play([(submit(), moving)])
+    if first == "outcome":
+        bench.play([(verdict("prefill", 1, 8), [output(0, 8)]), (arrived, begins)])
+    else:
+        bench.play([(arrived, []), (verdict("prefill", 1, 8), [output(0, 8), *begins])])
+    bench.play([(says("prefill", Freed(request=1, epoch=1)), [])])
     assert (bench.open("prefill"), bench.open("decode")) == (0, 1)
+
+
+def test_a_request_of_one_token_leaves_nothing_on_either_end() -> None:
+    bench = Bench("prefill", "decode")
+    bench.handle(submit(max_tokens=1))
+    ended = kinds(bench.handle(verdict("prefill", 1, 8)))
+    assert sorted(ended) == [("c", "Output"), ("decode", "Drop"), ("prefill", "Drop")]
+    bench.free_all()
+    assert (bench.open("prefill"), bench.open("decode")) == (0, 0)
+
+
+def test_kv_that_is_lost_before_the_outcome_is_computed_at_home() -> None:
+    bench = Bench("prefill", "decode")
+    bench.handle(submit())
+    lost = TransferLost(request=1, epoch=0, ticket=2, reason="link", freed=True)
+    assert kinds(bench.handle(says("decode", lost))) == [("prefill", "Drop"), ("decode", "Extend")]
+    bench.free_all()
+    assert (bench.open("prefill"), bench.open("decode")) == (0, 1)
+
+
+def test_where_a_prefill_worker_dies_another_one_prefills() -> None:
+    bench = Bench("prefill1", "prefill2", "decode")
+    bench.handle(submit())
+    again = bench.handle(left("prefill1"))
+    assert kinds(again) == [
+        ("decode", "Drop"),
+        ("prefill2", "Extend"),
+        ("decode", "ReceiveKV"),
+        ("prefill2", "SendKV"),
+    ]
 
 
 def test_a_driven_request_leaves_the_prefill_worker_too() -> None:
@@ -223,7 +250,7 @@ def test_either_end_of_a_transfer_may_die(dead: str) -> None:
     bench.free_all()
     again = bench.join(dead, 2)
     if dead == "decode":
-        assert kinds(again) == [("prefill", "Extend")]
+        assert kinds(again) == [("prefill", "Extend"), ("decode", "ReceiveKV"), ("prefill", "SendKV")]
         assert again[0][1].tokens == (*PROMPT, 8)
     assert bench.open("decode") == 1
 

@@ -20,6 +20,7 @@ from distspec.protocol.messages import (
     Message,
     Received,
     ReceiveKV,
+    Refused,
     SendFeatures,
     SendKV,
     TransferLost,
@@ -40,8 +41,10 @@ PROMPT = tuple(i * 7 % 11 for i in range(53))
 class Worker:
     """A target worker on a wire; `said` is what its transport's actions answered."""
 
-    def __init__(self, wire: Wire, name: str, page_size: int, taps: tuple[int, ...]) -> None:
-        options = config.Engine(page_size=page_size, num_pages=256 // page_size, max_scratch_nodes=8, max_num_seqs=2)
+    def __init__(self, wire: Wire, name: str, page_size: int, taps: tuple[int, ...], positions: int = 256) -> None:
+        options = config.Engine(
+            page_size=page_size, num_pages=positions // page_size, max_scratch_nodes=8, max_num_seqs=2
+        )
         self.engine = Engine(model(), options, device=CPU, max_model_len=100, taps=taps)
         desk = Desk(self.engine, None, max_num_batched_tokens=20, clock=Ticks())
         self.said: list[Message] = []
@@ -77,6 +80,70 @@ def test_kv_arrives_together_with_its_features(taps: tuple[int, ...]) -> None:
     assert torch.equal(target.engine.features(0, range(length)), source.engine.features(0, range(length)))
     assert target.engine.features(0, range(length)).shape == (length, len(taps) * model().config.hidden_size)
     assert bool(target.engine.features(0, range(length)).any()) == bool(taps)
+    for worker in (source, target):
+        worker.work.check()
+
+
+def carry(wire: Wire) -> None:
+    """Until nothing is left that could move."""
+    while moves := wire.movable():
+        wire.move(*moves[0])
+
+
+def ticket(prompt: tuple[int, ...], request: int = 1) -> tuple[ReceiveKV, SendKV]:
+    ends = {"request": request, "epoch": 1, "ticket": 4 + request, "peer_incarnation": 1, "start": 0}
+    ends["length"] = len(prompt)
+    return ReceiveKV(peer="a", tokens=prompt, params=GREEDY, **ends), SendKV(peer="b", **ends)
+
+
+def test_kv_crosses_while_the_rest_of_it_is_computed() -> None:
+    """A step of the source computes 20 tokens."""
+    wire = Wire(Random(3))
+    source, target = Worker(wire, "a", 4, ()), Worker(wire, "b", 16, ())
+    receive, send = ticket(PROMPT)
+    source.work.receive(extend(1, PROMPT, GREEDY))
+    target.work.receive(receive)
+    assert source.work.receive(send) == []
+    crossed = []
+    for _ in range(3):
+        carry(wire)
+        crossed.append(wire.positions)
+        source.work.step()
+    assert crossed == [0, 20, 40]
+    carry(wire)
+    assert [type(message) for message in target.said] == [Received]
+    assert torch.equal(target.engine.gather(0, 0, len(PROMPT)), source.engine.gather(0, 0, len(PROMPT)))
+
+
+def test_a_drop_in_the_middle_of_a_prefill_ends_its_ticket_and_frees_at_once() -> None:
+    wire = Wire(Random(3))
+    source, target = Worker(wire, "a", 4, ()), Worker(wire, "b", 16, ())
+    receive, send = ticket(PROMPT)
+    source.work.receive(extend(1, PROMPT, GREEDY))
+    target.work.receive(receive)
+    source.work.receive(send)
+    source.work.step()
+    assert source.work.receive(Drop(request=1, epoch=1)) == [Freed(request=1, epoch=1)]
+    carry(wire)
+    assert [message.freed for message in target.said if isinstance(message, TransferLost)] == [True]
+    for worker in (source, target):
+        worker.work.check()
+
+
+def test_a_prefill_with_a_ticket_that_waits_for_it_is_given_up_for_pages() -> None:
+    """Else two that do not fit together would wait for each other's pages, and their tickets for them."""
+    wire = Wire(Random(3))
+    source, target = Worker(wire, "a", 4, (), positions=116), Worker(wire, "b", 16, ())
+    prompts = tuple(i % 11 for i in range(60)), tuple(i % 7 for i in range(60))
+    for request, prompt in enumerate(prompts, 1):
+        receive, send = ticket(prompt, request)
+        source.work.receive(extend(request, prompt, GREEDY))
+        source.work.receive(send)
+        target.work.receive(receive)
+    said = source.step()
+    assert [type(message) for message in said] == [Verdict, Refused]
+    carry(wire)
+    assert sorted(type(message).__name__ for message in target.said) == ["Received", "TransferLost"]
     for worker in (source, target):
         worker.work.check()
 
