@@ -28,7 +28,8 @@ class _Text:
 
 
 class Guided:
-    """The same as `inner` where nothing is constrained, or the grammar is not ready yet."""
+    """The same as `inner` where nothing is constrained, or the grammar is not ready yet; or where drafts are weighed by
+    what they were drawn from (sampling.rejection), since a chain must not be cut for what was drawn."""
 
     def __init__(self, inner: Drafter, grammars: Grammars) -> None:
         self._inner = inner
@@ -47,7 +48,7 @@ class Guided:
         proposals = self._inner.propose(rows)
         matchers = [self._matcher(row) if row.params.constraint is not None else None for row in rows]
         return [
-            guided(proposal, matcher, row.shape, row.params) if matcher is not None else proposal
+            guided(proposal, matcher, row.shape, row.params) if matcher is not None and not proposal.laws else proposal
             for proposal, matcher, row in zip(proposals, matchers, rows, strict=True)
         ]
 

@@ -8,6 +8,7 @@ nothing, so faults are planted, and must be found; one that must not matter, in 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -18,19 +19,25 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as Bytes
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from distspec import config
+from distspec.constraints import Compiler, Grammars
 from distspec.coordinator import driving
 from distspec.coordinator.context import Settings
 from distspec.coordinator.request import Request
-from distspec.drafters import Drafter, DraftRow, Proposal, StandaloneDrafter
+from distspec.drafters import Drafter, DraftRow, Guided, Proposal, StandaloneDrafter
 from distspec.engine import Engine, batch
 from distspec.engine.acceptance import ACCEPTANCES, COUPLED, Acceptance, Rejection
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello, Verdict
-from distspec.protocol.values import ROOT, SamplingParams
+from distspec.protocol.values import ROOT, Constraint, SamplingParams
 from distspec.rounds import Desk
 from distspec.sampling import Asked, SamplingRows, process
 from distspec.sampling.rejection import Drafts, Rule, block, ratio
@@ -44,6 +51,7 @@ from tests.desks import Ticks
 from tests.fleet import Build, Fleet, Stream
 from tests.frequencies import FAULTY, SOUND, g_test
 from tests.shapes import TINY
+from tests.spelling import Here
 from tests.wire import Port
 
 RULES: dict[str, Rule] = {"ratio": ratio, "block": block}
@@ -67,7 +75,21 @@ EDITED = SamplingParams(
     min_tokens=2,
 )
 """What a token may be depends on the tokens before it, drafted ones included."""
-WISHES = {"top_p": PARAMS, "edited": EDITED, "top_k": replace(PARAMS, temperature=1.3, top_p=1.0, top_k=4)}
+GRAMMAR = SamplingParams(
+    max_tokens=3,
+    temperature=1.2,
+    frequency_penalty=0.5,
+    stop_token_ids=(7,),
+    constraint=Constraint(kind="regex", text="([a-d][b-f]|e[a-c]g?)+"),
+)
+LETTERS = "abcdefg"
+"""Tokens 0 to 6; token 7 ends a text."""
+WISHES = {
+    "top_p": PARAMS,
+    "top_k": replace(PARAMS, temperature=1.3, top_p=1.0, top_k=4),
+    "edited": EDITED,
+    "grammar": GRAMMAR,
+}
 SAMPLES = 600
 AT_ONCE = 60
 
@@ -100,14 +122,32 @@ def after(path: Path, params: SamplingParams) -> list[float]:
     """The processed distribution of the next token."""
     text = [*PROMPT, *path]
     scores = edited(logits(target(), text)[-1], text, replace(params, prompt_tokens=len(PROMPT)))
+    if params.constraint is not None:
+        scores[[token for token in range(len(scores)) if not fits(params.constraint.text, (*path, token))]] = -torch.inf
     rows = SamplingRows.of([params], [0], CPU)
     probabilities: list[float] = process(scores[None], rows).softmax(-1)[0].tolist()
     return probabilities
 
 
+def fits(regex: str, path: Path) -> bool:
+    """Whether some text that matches begins so, or is that; one token more is enough to see it."""
+    text = "".join(LETTERS[token] for token in path if token < len(LETTERS))
+    ends = [text] if path[-1] == len(LETTERS) else [text, *(text + letter for letter in LETTERS)]
+    return any(re.fullmatch(regex, end) for end in ends)
+
+
+@cache
+def grammars() -> Grammars:
+    backend = Tokenizer(BPE(vocab={letter: token for token, letter in enumerate(LETTERS)}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False, use_regex=False), Bytes()
+    backend.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    return Grammars(lambda: Compiler(tokenizer, SHAPE.vocab_size, [len(LETTERS)]), executor=Here())
+
+
 def engine(model: Llama, acceptance: Acceptance = COUPLED) -> Engine:
     options = config.Engine(page_size=4, num_pages=64 * 8, max_num_seqs=64, max_scratch_nodes=16)
-    return Engine(model, options, device=CPU, acceptance=acceptance)
+    return Engine(model, options, device=CPU, acceptance=acceptance, grammars=grammars())
 
 
 def drafter(acceptance: Acceptance = COUPLED) -> StandaloneDrafter:
@@ -149,7 +189,7 @@ def hello(*, drafts: bool) -> Hello:
 
 def build(role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
     if role == "draft":
-        return DraftWork(drafter(), Ticks()), hello(drafts=True)
+        return DraftWork(Guided(drafter(), grammars()), Ticks()), hello(drafts=True)
     judge = engine(target())
     desk = Desk(judge, None, max_num_batched_tokens=256, clock=Ticks())
     return TargetWork(judge, desk, port, later), hello(drafts=False)
@@ -160,7 +200,7 @@ def drafting(acceptance: Acceptance) -> Build:
 
     def build(role: str, port: Port, later: Callable[[Later], None]) -> tuple[Work, Hello]:
         judge = engine(target(), acceptance)
-        desk = Desk(judge, Sharp(drafter(acceptance)), max_num_batched_tokens=256, clock=Ticks())
+        desk = Desk(judge, Guided(Sharp(drafter(acceptance)), grammars()), max_num_batched_tokens=256, clock=Ticks())
         return TargetWork(judge, desk, port, later), hello(drafts=True)
 
     return build
@@ -204,10 +244,10 @@ def deviation_of(acceptance: Acceptance, samples: int = SAMPLES, params: Samplin
     return g_test(seen, exact)
 
 
-@pytest.mark.parametrize("params", [PARAMS, EDITED], ids=["top_p", "edited"])
+@pytest.mark.parametrize("wish", ["top_p", "edited", "grammar"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_joint_of_three_tokens_is_the_targets(policy: str, params: SamplingParams) -> None:
-    assert abs(deviation(policy, params=params)) < SOUND
+def test_the_joint_of_three_tokens_is_the_targets(policy: str, wish: str) -> None:
+    assert abs(deviation(policy, params=WISHES[wish])) < SOUND
 
 
 @pytest.mark.parametrize(("factor", "is_found"), [(1.0, False), (2.0, True)])
