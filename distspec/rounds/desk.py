@@ -7,7 +7,7 @@ nothing here waits. Time is the clock it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from torch import Tensor
@@ -84,6 +84,10 @@ class Desk:
         )
         self._held = Holdings(engine, self._drafting, self._muster, self._loop.leave)
         self._admission = Admission(engine, self._held, max_num_batched_tokens)
+
+    def prepare(self, steps: Iterable[int]) -> None:
+        """See Loop.prepare."""
+        self._loop.prepare(steps)
 
     # -- messages ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ Held.flying, so nobody else gets pages that may still be written.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distspec.drafters.base import Drafter, DraftRow, Loan, lender_of
@@ -75,6 +75,12 @@ class Loop:
         self._rows: dict[int, _Row] = {}  # by slot
         self._rounds: deque[_Round] = deque()
         self._read_s = 0.0
+
+    def prepare(self, steps: Iterable[int]) -> None:
+        """Have what rounds of so many drafts need, before requests arrive; else the first of each kind waits for it."""
+        for drafts in steps:
+            if self._rolling.can(drafts):
+                self._rolling.prepare(drafts)
 
     def ready(self) -> bool:
         """There is something to launch or to read."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,6 +103,8 @@ def _target(
         overlap=config.engine.overlap and device.type == "cuda",  # a CPU has computed a round when it is launched
         odds=config.speculation.synthetic_acceptance or (),
     )
+    if role == "decode":
+        desk.prepare({0, *_chains(config)} if local else {0})
     transport = _transport(config, worker, device)
     work = TargetWork(engine, desk, transport, later)
     hello = Hello(
@@ -119,6 +121,14 @@ def _target(
         drafts=drafter is not None,
     )
     return work, hello, transport.place
+
+
+def _chains(config: Config) -> Collection[int]:
+    """Numbers of drafts of a round that are configured."""
+    steps = config.speculation.num_speculative_tokens
+    if steps is None or config.speculation.topk > 1:
+        return ()
+    return steps.values() if isinstance(steps, dict) else (steps,)
 
 
 def _draft(
