@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
-from distspec.sampling import SamplingRows
+from distspec.sampling import SamplingRows, draw, rejection
 from distspec.sampling.rejection import Chain, Drafts, Rule, block, distribution, judge, propose, ratio
-from tests.frequencies import SOUND, g_test
+from tests.frequencies import FAULTY, SOUND, g_test
 
 CPU = torch.device("cpu")
 VOCAB, TOKENS = 8, 3
@@ -93,3 +97,97 @@ def joint(params: SamplingParams) -> dict[Text, float]:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_the_joint_of_three_tokens_is_the_targets(rule: Rule, params: SamplingParams, steps: int) -> None:
     assert abs(deviation(rule, params, steps)) < SOUND
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_drafts_drawn_with_the_noise_of_outcomes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "apart", lambda choice, position, stream, start: (choice, position))
+    assert deviation(rule, PARAMS["plain"], 2) > FAULTY
+
+
+def test_block_verification_with_noise_that_was_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts and coins of a place are the same in every round."""
+    monkeypatch.setattr(rejection, "apart", lambda choice, position, stream, _: (choice + (stream << 32), position))
+    assert deviation(block, PARAMS["plain"], 4, 4 * REQUESTS) > FAULTY
+
+
+def left_out(rule: Rule) -> Rule:
+    """The place of a refused draft is filled as if none had been refused."""
+    return lambda p, q, coins, drafts: (rule(p, q, coins, drafts)[0], p)
+
+
+def turned(rule: Rule) -> Rule:
+    """Each draft is weighed by the law of another."""
+    return lambda p, q, coins, drafts: rule(p, q.roll(1, 0), coins, drafts)
+
+
+@pytest.mark.parametrize("fault", [left_out, turned])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_rule_that_is_wrong_is_found(rule: Rule, fault: Callable[[Rule], Rule]) -> None:
+    assert deviation(fault(rule), PARAMS["plain"], 2, REQUESTS // 2) > FAULTY
+
+
+def kept(rule: Rule, steps: int) -> int:
+    """Drafts of first rounds that are kept."""
+    return round_of(rule, PARAMS["plain"], [()] * REQUESTS, steps)[1]
+
+
+def test_a_draft_alone_is_kept_as_often_as_the_distributions_overlap() -> None:
+    rows = rows_of(PARAMS["plain"], [()])
+    p, q = (distribution(of([()]), rows)[0] for of in (target, drafter))
+    chance = float(torch.minimum(p, q).sum())
+    bound = 4 * (chance * (1 - chance) / REQUESTS) ** 0.5
+    assert abs(kept(ratio, 1) / REQUESTS - chance) < bound
+    assert kept(block, 1) == kept(ratio, 1)
+
+
+def test_blocks_keep_more_of_longer_chains() -> None:
+    assert kept(block, 4) > 1.02 * kept(ratio, 4)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_what_the_target_agrees_with_is_kept(rule: Rule) -> None:
+    """p = q, also where it is all on one token."""
+    texts: list[Text] = [()] * 200
+    for params in (PARAMS["plain"], SamplingParams(max_tokens=TOKENS, temperature=0.0)):
+        tokens, laws = propose(target(texts), rows_of(params, texts), [0] * len(texts))
+        drafts = Drafts.of([Chain(i, [int(tokens[i])], [laws[i]]) for i in range(len(texts))])
+        assert judge(target(texts), rows_of(params, texts), drafts, rule).equal(tokens)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_neighbours_do_not_matter_and_greedy_rows_are_plain(data: st.DataObject) -> None:
+    """Chains of any length, some cut off, among rows without drafts; one by one as all together."""
+    rule = RULES[data.draw(st.sampled_from(sorted(RULES)))]
+    parts = data.draw(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.8])), min_size=1, max_size=5))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    logits, params, positions, chains = [], list[SamplingParams](), list[int](), list[Chain]()
+    for seed, (steps, temperature) in enumerate(parts):
+        one = SamplingParams(max_tokens=9, seed=seed, temperature=temperature)
+        theirs, ours = torch.randn(2, steps + 1, VOCAB, generator=random) * 2
+        tokens, laws = propose(theirs, SamplingRows.of([one] * (steps + 1), range(steps + 1), CPU), [0] * (steps + 1))
+        if steps:
+            chains.append(Chain(len(params), tokens[:steps].tolist(), list(laws[:steps])))
+        logits.append(ours)
+        params += [one] * (steps + 1)
+        positions += range(steps + 1)
+    rows = SamplingRows.of(params, positions, CPU)
+    plain = draw(torch.cat(logits), rows)
+    found = judge(torch.cat(logits), rows, Drafts.of(chains), rule) if chains else plain
+    start = 0
+    for scores, (steps, temperature) in zip(logits, parts, strict=True):
+        part = slice(start, start + steps + 1)
+        mine = [dataclasses.replace(chain, row=0) for chain in chains if chain.row == start]
+        alone = SamplingRows.of(params[part], positions[part], CPU)
+        assert found[part].equal(judge(scores, alone, Drafts.of(mine), rule) if mine else draw(scores, alone))
+        if not temperature:
+            drafted = mine[0].tokens if mine else []
+            right = next((i for i, token in enumerate(drafted) if token != plain[part][i]), len(drafted))
+            assert found[part][: right + 1].equal(plain[part][: right + 1])
+        start += steps + 1
+
+
+def test_no_drafts_are_no_drafts() -> None:
+    with pytest.raises(ValueError, match="no drafts"):
+        Drafts.of([])
