@@ -55,8 +55,10 @@ class Reports:
         if not self._asking:
             return
         index = self._integers(self._asking)
-        scores = processed(logits[index], rows.select(self._asking)) if self._raw is None else self._raw
-        self._drawn.append((tell(scores, tokens[index], max(self._most)).to_host(), self._most))
+        drawn, scores = tokens[index], self._raw
+        if scores is None:
+            scores = processed(logits[index], rows.select(self._asking), drawn)
+        self._drawn.append((tell(scores, drawn, max(self._most)).to_host(), self._most))
 
     def deal(self, segments: Sequence[Segment], outcomes: Sequence[Outcome[int]]) -> None:
         """Put what is told beside the outcomes of the segments; waits for the device."""

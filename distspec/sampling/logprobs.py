@@ -52,11 +52,11 @@ def tell(scores: Tensor, tokens: Tensor, most: int) -> Told:
     return Told(torch.cat((rank, top.indices), dim=1), torch.cat((own, top.values), dim=1) - mass)
 
 
-def processed(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """float32 [rows, vocab], new: log p up to a constant per row, as `draw` has it of the same arguments; of greedy
-    rows, the logits."""
+def processed(logits: Tensor, rows: SamplingRows, drawn: Tensor) -> Tensor:
+    """float32 [rows, vocab], new: log p up to a constant per row, of which `draw` has drawn these tokens with the same
+    arguments; of greedy rows, the logits."""
     if logits.is_cuda:
-        return _processed_fused(logits, rows)
+        return _processed_fused(logits, rows, drawn)
     if len(rows.sampled) == len(logits):
         return process(logits, rows)
     scores = logits.clone()
@@ -66,8 +66,8 @@ def processed(logits: Tensor, rows: SamplingRows) -> Tensor:
     return scores
 
 
-def _processed_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """By the same search as the draw, so that what it may draw and what is told are one."""
+def _processed_fused(logits: Tensor, rows: SamplingRows, drawn: Tensor) -> Tensor:
+    """By search instead of a sort. At the edge of what stays, rounding may tell it from the draw; the draw is right."""
     from distspec.kernels.truncate import Limits, kept  # imports Triton
 
     is_sampled = rows.temperature >= GREEDY_BELOW
@@ -76,7 +76,8 @@ def _processed_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
         limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)
         stays = kept(logits, rows.temperature, limits, GREEDY_BELOW)
         depth = torch.where(is_sampled, stays.depth, inf)
-        scores.masked_fill_(stays.top[:, None] - scores > depth[:, None], -inf)
+        forbidden = stays.top[:, None] - scores > depth[:, None]
+        scores.masked_fill_(forbidden.scatter_(1, drawn[:, None], False), -inf)
     return scores
 
 

@@ -37,6 +37,7 @@ def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
         "dtype": config.model.dtype,
         "pages": f"{config.engine.page_size} tokens",
         "drafter": drafter,
+        "logprobs": config.engine.logprobs_mode,
         "torch": torch.__version__.partition("+")[0],
     }
     if device.type == "cuda":

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import GREEDY_BELOW, SamplingRows, draw
-from distspec.sampling.logprobs import processed, tell
+from distspec.sampling.logprobs import _processed_fused, processed, tell
+from tests.unit.kernels.test_truncate import limited
 from tests.unit.sampling.test_draw import CPU, parameters, random_logits, reference
 
 VOCAB = 300
@@ -46,12 +47,33 @@ def test_the_processed_distribution_is_what_is_drawn_from(params: list[SamplingP
     """Greedy and sampled rows side by side; the logits themselves stay as they are."""
     logits = random_logits(len(params), VOCAB, seed)
     before, rows = logits.clone(), SamplingRows.of(params, range(len(params)), CPU)
-    scores = processed(logits, rows)
+    drawn = draw(logits, rows)
+    scores = processed(logits, rows, drawn)
     assert torch.equal(logits, before)
-    for row, param, token, given_ in zip(scores, params, draw(logits, rows).tolist(), logits, strict=True):
+    for row, param, token, given_ in zip(scores, params, drawn.tolist(), logits, strict=True):
         want = _distribution(given_, param)
         # float sums may put the last token of a nucleus on either side
         assert int((row.isfinite() ^ want.isfinite()).sum()) <= 1
         assert math.isfinite(row[token])
         both = row.isfinite() & want.isfinite()
         assert torch.allclose(row[both], want[both])
+
+
+def check_fused(rows: int, vocab: int, device: torch.device) -> None:
+    """As the reference, but for tokens at the edge of what stays; and what was drawn can always be."""
+    params = [*limited(rows - 1), SamplingParams(max_tokens=1, temperature=0.0, top_k=2)]
+    logits = random_logits(rows, vocab, seed=rows)
+    there, here = (SamplingRows.of(params, range(rows), where) for where in (device, CPU))
+    drawn = torch.stack([row.sort().indices[-1 - i % 3] for i, row in enumerate(logits)])
+    found = _processed_fused(logits.to(device), there, drawn.to(device)).cpu()
+    right = processed(logits, here, drawn)
+    both = found.isfinite() & right.isfinite()
+    assert torch.allclose(found[both], right[both])
+    assert int((found.isfinite() ^ right.isfinite()).sum(dim=-1).max()) <= 3  # the drawn one, and one at the edge
+    assert bool(found.gather(1, drawn[:, None]).isfinite().all())
+    assert bool(found[-1].isfinite().all())
+
+
+@pytest.mark.needs("interpreter")
+def test_the_kernels_tell_the_same() -> None:
+    check_fused(13, 200, CPU)

@@ -55,3 +55,9 @@ def test_drafters_that_look_for_other_suffixes_differ(folders: list[str], ngram:
 def test_what_does_not_change_a_draft_is_not_asked_for(folders: list[str]) -> None:
     drafting = of(folders, drafter="standalone", draft_model=folders[1])
     assert drafting == of(folders, drafter="standalone", draft_model=folders[1], ngram={"max_n": 4})
+
+
+def test_workers_that_tell_other_logprobs_differ(folders: list[str]) -> None:
+    tree = {"model": {"name": folders[0]}, "speculation": {"placement": "local"}}
+    plain, other = of(folders), fingerprint(load(tree | {"engine": {"logprobs_mode": "processed_logprobs"}}), CPU)
+    assert [key for key in plain if plain[key] != other[key]] == ["logprobs"]
