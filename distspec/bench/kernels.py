@@ -22,6 +22,7 @@ from distspec.kernels.activation import silu_mul
 from distspec.kernels.best import best_whole
 from distspec.kernels.linear import Norm
 from distspec.kernels.norm import add_rms_norm
+from distspec.kernels.nucleus import draw_nucleus
 from distspec.kernels.product import Adder, Reader, Stream, float32_product
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.kernels.sample import draw_whole
@@ -132,7 +133,7 @@ def _penalties(rows: int, vocab: int, device: torch.device) -> tuple[Penalties, 
 
 def _chain(logits: Tensor, temperature: Tensor, keys: Tensor, penalties: Penalties, limits: Limits) -> Tensor:
     penalties.apply_(logits)
-    return draw_whole(logits, temperature, keys, GREEDY_BELOW, kept(logits, temperature, limits, GREEDY_BELOW))
+    return draw_nucleus(logits, temperature, keys, limits.top_p, limits.min_p, GREEDY_BELOW)
 
 
 def _products(config: ModelConfig, rows: int, device: torch.device) -> Iterator[Case]:

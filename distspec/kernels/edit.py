@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048
+_BLOCK = 1024
 _WORD = tl.constexpr(32)
 
 

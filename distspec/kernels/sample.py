@@ -52,6 +52,13 @@ def _gumbel(half):
 
 
 @triton.jit
+def gumbel_of(keys, row, stride, token):
+    """The noise of some tokens of a row, wherever they lie; what `perturbed` adds to those of a block."""
+    word = _mix(_key(keys, row, stride) + (token // 2 + 1).to(tl.uint64) * _STEP)
+    return _gumbel(tl.where(token % 2 == 0, word & 0xFFFFFFFF, word >> 32))
+
+
+@triton.jit
 def perturbed(logits, temperatures, keys, tops, depths, row, block, vocab, row_stride, temperature_stride, key_stride,
               greedy_below, LIMITED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """float32 [BLOCK]: logits / temperature + G of a block of tokens, logits of a greedy row, -inf past the end; also

@@ -28,7 +28,8 @@ class SamplingRows:
 
     reals: float32 [rows, 3]: temperature, top_p, min_p. integers: int64 [rows, 4]: top_k, seed, choice, and the
     position of the token to be drawn. The rest is known on the host, so that work nobody asked for is never
-    launched. sampled: rows that are not greedy; max_top_k, any_top_p, any_min_p: over these rows.
+    launched. sampled: rows that are not greedy; max_top_k, any_top_p, any_min_p, least_top_p: over these rows, and 0
+    where it is not known.
     """
 
     reals: Tensor
@@ -37,6 +38,7 @@ class SamplingRows:
     max_top_k: int
     any_top_p: bool
     any_min_p: bool
+    least_top_p: float = 0.0
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> SamplingRows:
@@ -51,6 +53,7 @@ class SamplingRows:
             max_top_k=max((params[row].top_k for row in sampled), default=0),
             any_top_p=any(params[row].top_p < 1 for row in sampled),
             any_min_p=any(params[row].min_p > 0 for row in sampled),
+            least_top_p=min((params[row].top_p for row in sampled), default=1.0),
         )
 
     def select(self, index: Sequence[int]) -> SamplingRows:
@@ -111,9 +114,12 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 def _draw_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
     """As `draw`, with no noise or order of tokens in memory, and nothing that the host must wait for."""
-    from distspec.kernels.sample import draw_whole  # imports Triton
+    from distspec.kernels.nucleus import draw_nucleus, suits  # imports Triton
+    from distspec.kernels.sample import draw_whole
     from distspec.kernels.truncate import Limits, kept
 
+    if rows.any_top_p and not rows.max_top_k and suits(rows.least_top_p):
+        return draw_nucleus(logits, rows.temperature, rows.integers[:, 1:], rows.top_p, rows.min_p, GREEDY_BELOW)
     stays = None
     if rows.truncated:
         limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)

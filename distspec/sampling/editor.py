@@ -173,9 +173,9 @@ class Editor:
             start += len(ask.paths)
             if slot.masker is not None:
                 slot.masker.fill(ask.committed, ask.paths, some)
+            if slot.allowed is not None:
+                _narrow_(some, slot.allowed)
             for row, tokens in zip(some, self._banned(ask), strict=True):
-                if slot.allowed is not None:
-                    _narrow_(row, slot.allowed)
                 if tokens:
                     _narrow_(row, self._all & ~self._packed(tokens))
         if self._device.type == "cuda":
@@ -212,8 +212,7 @@ def _rows(asked: Sequence[Asked]) -> tuple[list[int], list[int]]:
     return rows, [ask.slot for ask in asked for _ in ask.paths]
 
 
-def _narrow_(row: Tensor, to: Tensor) -> None:
-    """Only bits of `to` stay set, unless that leaves none."""
-    both = row & to
-    if bool(both.any()):
-        row.copy_(both)
+def _narrow_(bits: Tensor, to: Tensor) -> None:
+    """Only bits of `to` stay set, but in rows of which that leaves none. bits: int32 [..., words]."""
+    both = bits & to
+    bits.copy_(both.where(both.any(dim=-1, keepdim=True), bits))

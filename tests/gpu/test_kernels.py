@@ -21,6 +21,7 @@ from tests.unit.kernels.test_accept import check_accept
 from tests.unit.kernels.test_edit import check_edits
 from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
 from tests.unit.kernels.test_linear import check_linear
+from tests.unit.kernels.test_nucleus import check_nucleus
 from tests.unit.kernels.test_sample import check_best, check_draw
 from tests.unit.kernels.test_truncate import check_kept
 
@@ -82,6 +83,13 @@ def test_draws(vocab: int, spread: float) -> None:
     check_draw(96, vocab, spread, CUDA)
     for most in (1, 5, 16):
         check_best(9, vocab, most, CUDA)
+
+
+@pytest.mark.parametrize("vocab", [5, 997, 151936])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 6.0])
+def test_nuclei(vocab: int, spread: float) -> None:
+    for seed in range(3):
+        check_nucleus(seed, 200, vocab, spread, CUDA)
 
 
 @pytest.mark.parametrize("vocab", [997, 128256, 151936])
