@@ -285,24 +285,29 @@ def test_what_is_advised_in_the_end_is_near_the_best_of_what_is_really_there(kep
     assert fleet.rate(200) > 0.97 * top(kept, 0.8)
 
 
-@settings(max_examples=10, deadline=None)
-@given(kept=KEPT, seed=st.integers(0, 99))
-def test_luck_with_guesses_does_not_choose(kept: dict[str, float], seed: int) -> None:
-    """Guesses are right with 0.7 or with 0.9, at random, half a second each: four of these make a measurement."""
-    rng = Random(seed)
-    lucky = 0.8
+def tried_by_luck(seed: int) -> float:
+    """What comes of advice after a while, as a share of the best, where guesses are right with 0.7 or with 0.9, at
+    random, half a second each: four of these make a measurement."""
+    rng, lucky = Random(seed), 0.8
+    kept = {policy: rng.uniform(0.8, 1.0) for policy in ("sd", "pearl", "dsi")}
 
     def real(advice: Advice, share: float) -> float:
         return kept.get(advice.policy, 1.0) * promised(advice, share, 4)
 
-    fleet = Fleet(informed(0.8), lambda advice: real(advice, lucky), verifiers=4)
-    found = []
+    fleet, total = Fleet(informed(0.8), lambda advice: real(advice, lucky), verifiers=4), 0.0
     for i in range(600):
         if i % 5 == 0:
             lucky = rng.choice((0.7, 0.9))
         judge(fleet.planner, lucky, 10)
-        found.append(fleet.rate(1, lambda advice: real(advice, 0.8)))
-    assert sum(found[300:]) / 300 > 0.95 * top(kept, 0.8)
+        found = fleet.rate(1, lambda advice: real(advice, 0.8))
+        total += found if i >= 300 else 0.0
+    return total / 300 / top(kept, 0.8)
+
+
+def test_luck_with_guesses_does_not_choose() -> None:
+    """Where measurements count as they are, it is 0.99."""
+    shares = [tried_by_luck(seed) for seed in range(6)]
+    assert sum(shares) / len(shares) > 0.995, shares
 
 
 # -- probing -----------------------------------------------------------------------------------------
