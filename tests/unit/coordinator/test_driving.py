@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from distspec.coordinator import events
 from distspec.coordinator.driving import MAX_OFFENCES
-from distspec.protocol.messages import Draft, Drafted, Drop, Extend, Received, ReceiveKV, SendKV, Withdraw
-from distspec.protocol.values import ROOT, Node, Shape, Usage
+from distspec.protocol.messages import (
+    Draft,
+    Drafted,
+    Drop,
+    Extend,
+    Output,
+    Received,
+    ReceiveKV,
+    SendKV,
+    Verdict,
+    Withdraw,
+)
+from distspec.protocol.values import ROOT, Node, Shape, TokenLogprobs, Usage
 from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
 
 
@@ -345,3 +357,29 @@ def test_acceptance_is_learned_from_drafts_that_the_walk_reached() -> None:
     bench.handle(drafted(2, 9, 10))
     bench.handle(verdict("decode", 3, 9, (2, 10), (3, 11)))
     assert bench.machine.snapshot()["acceptance"] > before
+
+
+def test_what_is_told_of_an_outcome_goes_with_its_token() -> None:
+    """Also if it was judged long before, and by another; of the prompt, once."""
+    told = [TokenLogprobs(logprob=-float(i), rank=i) for i in range(6)]
+    bench = Bench("decode", "verify", "draft")
+    bench.handle(submit(policy="dsi", logprobs=0, prompt_logprobs=0))
+
+    def judged(worker: str, task: int, *outcomes: tuple[int, int], said: Sequence[int], prompt: bytes = b"") -> Any:
+        logprobs = tuple(told[i] for i in said)
+        whole: dict[str, Any] = {"outcomes": outcomes, "logprobs": logprobs, "prompt_logprobs": prompt}
+        return says(worker, Verdict(request=1, epoch=0, task=task, **whole))
+
+    def sent(commands: list[tuple[str, Any]]) -> list[Output]:
+        return [message for _, message in commands if isinstance(message, Output)]
+
+    [first] = sent(bench.handle(judged("decode", 1, (ROOT, 8), said=[0], prompt=b"packed")))
+    assert (first.tokens, first.logprobs, first.prompt_logprobs) == ((8,), (told[0],), b"packed")
+    bench.handle(arrived("verify", 2))
+    bench.handle(drafted(3, 9))
+    verify = next(message for name, message in bench.sent if name == "verify" and isinstance(message, Extend))
+    [node] = verify.nodes
+    early = bench.handle(judged("verify", verify.task, (node.id, 33), said=[2]))
+    assert not sent(early)
+    [both] = sent(bench.handle(judged("decode", 4, (ROOT, 9), said=[1])))
+    assert (both.tokens, both.logprobs, both.prompt_logprobs) == ((9, 33), (told[1], told[2]), b"")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distspec.protocol.values import TokenLogprobs
 from distspec.speculation.tree import Tree
 
 Path = tuple[int, ...]
@@ -201,3 +202,14 @@ def test_nothing_is_hung_deeper_than_allowed_but_what_is_there_is_found() -> Non
 def test_a_proposal_must_pair_tokens_and_parents() -> None:
     with pytest.raises(ValueError, match="zip"):
         Tree().add(0, [1, 2], [-1])
+
+
+def test_logprobs_are_those_of_the_first_verdict() -> None:
+    tree, first, other = Tree(), TokenLogprobs(logprob=-1.0, rank=1), TokenLogprobs(logprob=-2.0, rank=2)
+    [node] = tree.add(tree.root, [5], [-1])
+    assert node is not None
+    assert tree.judge(node, 6, first)
+    assert not tree.judge(node, 6, other)
+    assert tree.judge(tree.root, 5)
+    steps = [tree.step(), tree.step()]
+    assert [step and (step.token, step.logprobs) for step in steps] == [(5, None), (6, first)]
