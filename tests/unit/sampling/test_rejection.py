@@ -188,6 +188,19 @@ def test_neighbours_do_not_matter_and_greedy_rows_are_plain(data: st.DataObject)
         start += steps + 1
 
 
+def test_a_drafter_may_know_fewer_tokens() -> None:
+    """Its laws end where the tokens begin that it does not know."""
+    texts, few = [()] * 50, 5
+    tokens, laws = propose(drafter(texts)[:, :few], rows_of(PARAMS["plain"], texts), [0] * 50)
+    whole = torch.cat((laws, torch.zeros(50, VOCAB - few)), dim=1)
+    found = [
+        judge(target(texts), rows_of(PARAMS["plain"], texts), Drafts.of(chains), ratio)
+        for chains in ([Chain(i, [int(tokens[i])], [law[i]]) for i in range(50)] for law in (laws, whole))
+    ]
+    assert found[0].equal(found[1])
+    assert int(found[0].max()) >= few
+
+
 def test_no_drafts_are_no_drafts() -> None:
     with pytest.raises(ValueError, match="no drafts"):
         Drafts.of([])
