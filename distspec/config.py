@@ -198,7 +198,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     pools: Pools = Pools()
     coordinator: Coordinator = Coordinator()
     server: Server = Server()
-    transfer: Literal["auto", "gloo", "nccl"] = "auto"
+    transfer: Literal["auto", "gloo", "nccl", "ipc"] = "auto"
 
     @property
     def served_name(self) -> str:
@@ -277,6 +277,8 @@ def check(config: Config) -> None:
     _check_sizes(spec, config.engine.max_scratch_nodes)
     if spec.acceptance != "coupled":
         _check_drawn(spec)
+    if config.transfer in ("nccl", "ipc") and config.engine.device == "cpu":
+        raise InvalidValue("transfer", config.transfer, "gloo or auto, where engine.device is cpu")
     beat = config.coordinator
     if beat.worker_timeout_s < 2 * beat.heartbeat_s:
         raise InvalidValue(

@@ -310,14 +310,14 @@ class Engine:
     @torch.inference_mode()
     def gather(self, slot: int, start: int, length: int) -> Tensor:
         """KV, and features if there are taps, of committed positions start .. start+length-1: see KVPool.gather."""
-        return self.pool.gather(self._locations(slot, range(start, start + length)))
+        return self.pool.gather(self._integers(self.sequence(slot).locations(start, length)))
 
     @torch.inference_mode()
     def scatter(self, slot: int, start: int, content: Tensor) -> None:
         """Write what `gather` returned on another engine with the same model and taps to positions from `start` on,
         whose room is reserved."""
         positions = content.numel() // self.pool.width
-        self.pool.scatter(self._locations(slot, range(start, start + positions)), content)
+        self.pool.scatter(self._integers(self.sequence(slot).locations(start, positions)), content)
 
     def measure(self) -> tuple[float, ...]:
         """Median time of a step of 1, 2, 4, 8, 16 rows in units of one row; empty if the pool is too small.

@@ -50,12 +50,21 @@ class KVPool:
 
     def gather(self, locations: Tensor) -> Tensor:
         """A copy of what lies there, in one piece for a wire, [n * width]: the KV of all as [layers, 2, n, kv_heads,
-        head_dim], then their features as [n, values]."""
+        head_dim], then their features as [n, values]. On a GPU by one kernel."""
+        if self.data.is_cuda:
+            from distspec.kernels.pages import gather_pages  # imports Triton
+
+            return gather_pages(self.data, self.features, locations)
         kv = self.data.index_select(2, locations).flatten()
         return torch.cat((kv, self.features.index_select(0, locations).flatten())) if self.features.numel() else kv
 
     def scatter(self, locations: Tensor, content: Tensor) -> None:
-        """Write what `gather` returned, here or in another pool of these layers, heads and features."""
+        """Write what `gather` returned, in this pool or one like it."""
+        if self.data.is_cuda:
+            from distspec.kernels.pages import scatter_pages  # imports Triton
+
+            scatter_pages(self.data, self.features, locations, content.to(self.data))
+            return
         layers, _, _, kv_heads, head_dim = self.data.shape
         content = content.to(self.data.device, self.data.dtype)
         end = content.numel() - len(locations) * self.features.shape[1]

@@ -29,7 +29,7 @@ from distspec.rounds.arrivals import Arrivals
 from distspec.rounds.desk import Desk
 from distspec.transfer.base import End
 from distspec.transfer.collective import Collective
-from distspec.transfer.group import Gloo, Group, Nccl, Store
+from distspec.transfer.links import link
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork
@@ -214,25 +214,11 @@ def _transport(config: Config, worker: str, device: torch.device) -> Collective:
     host = node_address()
     timeout_s = config.coordinator.worker_timeout_s
 
-    def make_group(store: Store, rank: int) -> Group:
-        if _is_nccl(config, device):
-            return Nccl(store, rank, device=device, timeout_s=timeout_s)
-        return Gloo(store, rank, host=host, timeout_s=timeout_s)
-
     def place_of(end: End) -> Place:
         # By its future: this is no event loop, but Ray warns of a blocking get in any thread of an async actor.
         found = actor(actor_name(config.name, end.worker)).place.remote().future().result(timeout_s)
         assert isinstance(found, Place)
         return found
 
+    make_group = partial(link, config.transfer, device=device, host=host, timeout_s=timeout_s)
     return Collective(worker, host, make_group, place_of, timeout_s=timeout_s)
-
-
-def _is_nccl(config: Config, device: torch.device) -> bool:
-    """The same answer in every worker. NCCL refuses two ranks on one GPU, so each must have its own."""
-    if config.transfer != "auto":
-        return config.transfer == "nccl"
-    pools = [config.pools.prefill, config.pools.decode, config.pools.verify]
-    if config.reads_remotely:
-        pools.append(config.pools.draft)
-    return device.type == "cuda" and all(pool.num_gpus >= 1 for pool in pools if pool.replicas)

@@ -360,3 +360,10 @@ def test_a_configuration_survives_being_written_out(name: str) -> None:
     loaded = load(name)
     assert load(msgspec.to_builtins(loaded)) == loaded
     check(loaded)
+
+
+@pytest.mark.parametrize("kind", ["nccl", "ipc"])
+def test_links_of_gpus_are_refused_without_one(kind: str) -> None:
+    with pytest.raises(InvalidValue, match="transfer"):
+        load("local", [f"transfer={kind}", "engine.device=cpu"])
+    assert load("local", [f"transfer={kind}"]).transfer == kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -54,6 +54,14 @@ def test_a_node_in_the_way_changes_places_with_the_path() -> None:
     assert seq.add(chain(2, 3, parent=1)) == [1, 3]
     assert sorted(seq.commit([1])) == [(1, 2), (2, 1)]
     assert seq.ancestors(3) == [3, 2]
+
+
+@given(st.sampled_from([1, 4, 16]), st.integers(0, 40), st.integers(0, 40))
+def test_locations_of_a_run_are_those_of_its_indices(page_size: int, start: int, length: int) -> None:
+    seq = books(num_pages=80, page_size=page_size).open([])
+    seq.reserve(start + length)
+    seq.pages.reverse()
+    assert seq.locations(start, length) == [seq.location(index) for index in range(start, start + length)]
 
 
 def test_tokens_that_were_taken_back_leave_room_and_no_children() -> None:

@@ -1,0 +1,38 @@
+"""Which link two workers make: by name, or what both of them can.
+
+Knows the kinds of links. Does not know tickets, hosts or configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from distspec.transfer.group import Gloo, Group, Nccl, Store
+from distspec.transfer.ipc import Ipc, NoSharedMemory
+
+log = logging.getLogger(__name__)
+
+
+def link(kind: str, store: Store, rank: int, *, device: torch.device, host: str, timeout_s: float) -> Group:
+    """kind: `gloo`, `nccl`, `ipc`, or `auto`: shared memory of CUDA where the two see each other's, as on one host,
+    else NCCL, and gloo if one of them has no GPU. host: this machine's own address. Blocks until the other side has
+    come, at most timeout_s. Raises TransferFailed, or what the kind raises."""
+    makers: dict[str, Callable[[Store, int], Group]] = {
+        "gloo": partial(Gloo, host=host, timeout_s=timeout_s),
+        "nccl": partial(Nccl, device=device, timeout_s=timeout_s),
+        "ipc": partial(Ipc, device=device, timeout_s=timeout_s),
+    }
+    if kind != "auto":
+        return makers[kind](store, rank)
+    store.set(f"device{rank}", device.type.encode())
+    if {device.type, bytes(store.get(f"device{1 - rank}")).decode()} != {"cuda"}:
+        return makers["gloo"](store, rank)
+    try:
+        return makers["ipc"](store, rank)
+    except NoSharedMemory as reason:
+        log.info("KV goes by NCCL: %s", reason)
+        return makers["nccl"](store, rank)
