@@ -43,7 +43,7 @@ from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
 from tests.causal import Causal
-from tests.desks import Ticks
+from tests.desks import Ticks, guard
 from tests.fleet import Fleet
 from tests.shapes import TINY
 from tests.teacher import excused
@@ -128,7 +128,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Cell:
-    """One fleet. num_pages None: as many as all slots can use."""
+    """One fleet. num_pages None: as many as all slots can use. overlap: of rounds that roll on a worker's device."""
 
     policy: str
     verifiers: int
@@ -137,6 +137,7 @@ class Cell:
     page_size: int
     tree: str = "chain"
     num_pages: int | None = None
+    overlap: bool = True
 
     @property
     def roles(self) -> list[str]:
@@ -158,7 +159,8 @@ class Cell:
             return work, self._hello(slots=64, capacity=10**6, drafts=True)
         engine = self._engine(target, taps=self._reader(target).taps if self.drafter in READERS else ())
         drafter = self._drafter(target) if self.colocated and role == "decode" else None
-        desk = Desk(engine, drafter, max_num_batched_tokens=BUDGET, clock=Ticks(STEP_S))
+        desk = Desk(engine, drafter, max_num_batched_tokens=BUDGET, clock=Ticks(STEP_S), overlap=self.overlap)
+        guard(desk)
         hello = self._hello(slots=engine.slots, capacity=engine.capacity, drafts=drafter is not None)
         return TargetWork(engine, desk, port, later), hello
 
@@ -276,7 +278,7 @@ def submit(fleet: Fleet) -> None:
 
 
 def name(cell: Cell) -> str:
-    placement = "colocated" if cell.colocated else "disaggregated"
+    placement = ("colocated" if cell.colocated else "disaggregated") + ("" if cell.overlap else "-in turn")
     return f"{cell.policy}-verify{cell.verifiers}-{cell.drafter}-{cell.tree}-page{cell.page_size}-{placement}"
 
 

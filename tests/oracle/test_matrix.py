@@ -5,11 +5,13 @@ Greedy answers are those of transformers on the same weights, sampled ones those
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
 from msgspec.structs import replace
 
+from distspec.engine import Flight, Rolling
 from distspec.models.llama import Llama
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import edited
@@ -66,6 +68,71 @@ def check_that_all_took_part(cell: Cell, fleet: Fleet) -> None:
     elif cell.tree == "chain" and cell.policy in ("ar", "sd", "pearl", "dsi"):
         assert not accepted  # of a tree that is never right first, another guess may be
     assert any(s.usage.cached_tokens for s in fleet.streams.values() if s.usage)
+
+
+# -- rounds that roll on the device --------------------------------------------------------------------
+
+ROLLING = [
+    Cell(policy, i % 3, drafter, True, PAGES[i % len(PAGES)], overlap=overlap)
+    for i, (policy, drafter, overlap) in enumerate(product(("ar", "sd"), ("random", "layers", "right"), (True, False)))
+]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Drafts of each round that any worker launched."""
+    steps: list[int] = []
+    launch = Rolling.launch
+
+    def spy(rolling: Rolling, slots: Sequence[int], drafts: int) -> Flight:
+        steps.append(drafts)
+        return launch(rolling, slots, drafts)
+
+    monkeypatch.setattr(Rolling, "launch", spy)
+    return steps
+
+
+@pytest.mark.parametrize("cell", ROLLING, ids=name)
+def test_rounds_that_roll_give_these_answers(cell: Cell, target: Llama, answers: Answers, launched: list[int]) -> None:
+    fleet = serve(cell.fleet(target, seed=ROLLING.index(cell)))
+    answers.judge(fleet)
+    check_that_all_took_part(cell, fleet)
+    assert set(launched) == {0 if cell.policy == "ar" else 3}
+
+
+def test_trees_do_not_roll(target: Llama, answers: Answers, launched: list[int]) -> None:
+    answers.judge(serve(Cell("sd", 0, "layers", True, 16, "static").fleet(target, seed=0)))
+    assert not launched
+
+
+@pytest.mark.parametrize("policy", ["ar", "sd"])
+@pytest.mark.parametrize("seed", range(2))
+def test_rounds_that_roll_bear_deaths_and_clients_that_go(
+    seed: int, policy: str, target: Llama, answers: Answers, launched: list[int]
+) -> None:
+    cell = Cell(policy, 0, ("layers", "right")[seed], True, PAGES[seed])
+    keep_killing(cell, "decode", seed, target, answers)
+    fleet = cell.fleet(target, seed=seed)
+    submit(fleet)
+    for tokens, key in zip((1, 20, 50), list(REQUESTS)[::3], strict=False):
+        fleet.run(until=lambda tokens=tokens: emitted(fleet) >= tokens)  # type: ignore[misc]
+        fleet.cancel(key)
+    fleet.restart_coordinator()
+    fleet.run()
+    answers.judge(fleet)
+    assert launched
+
+
+@pytest.mark.parametrize("policy", ["ar", "sd"])
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 130), (4, 34)])
+def test_rounds_that_roll_bear_preemption(
+    policy: str, page_size: int, num_pages: int, target: Llama, answers: Answers, launched: list[int]
+) -> None:
+    """Pages run out for target and drafter."""
+    fleet = serve(Cell(policy, 0, "layers", True, page_size, num_pages=num_pages).fleet(target, seed=page_size))
+    answers.judge(fleet)
+    assert any(kind == "Refused" for _, kind in fleet.seen)
+    assert launched
 
 
 # -- trouble -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -298,6 +298,7 @@ def test_a_request_that_is_leased_is_not_drafted_for_otherwise() -> None:
     st.booleans(),
     st.booleans(),
 )
+@example(max_tokens=30, drafts=5, stop=2, seed=0, sampled=True, overlap=True)
 def test_books_hold_what_was_said_and_end_where_the_plain_stream_does(
     max_tokens: int, drafts: int, stop: int, seed: int, sampled: bool, overlap: bool
 ) -> None:
@@ -320,7 +321,8 @@ def test_books_hold_what_was_said_and_end_where_the_plain_stream_does(
     for reply in replies:
         assert reply.drafted[0] <= min(drafts, max_tokens - reply.start - 1), "none that could not be emitted counts"
         assert reply.accepted[0] <= reply.drafted[0]
-        assert len(reply.tokens) == reply.accepted[0] + 1 or reply.ended == "stop"
+        ends_accepted = reply.ended == "stop" and len(reply.tokens) == reply.accepted[0]
+        assert len(reply.tokens) == reply.accepted[0] + 1 or ends_accepted
     assert of.sequence(0).room < of.page_size, "what was held ahead is given back"
 
 
@@ -341,6 +343,7 @@ def test_a_drafter_gets_its_slots_back_as_if_it_had_drafted_all_along(
     assert computed >= len(text) - 2 or steps == 1
     [mine], [other] = drafter.propose([row]), standalone(seed).propose([row])
     assert (mine.tokens, mine.parents) == (other.tokens, other.parents)
+    assert mine.scores == pytest.approx(other.scores, abs=1e-4)
     drafter.check()
 
 
