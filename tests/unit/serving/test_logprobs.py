@@ -61,10 +61,12 @@ def test_special_tokens_are_spelled_by_name(text: Text) -> None:
     stops=st.lists(st.text(alphabet="the quick\ufffd", min_size=1, max_size=4), max_size=3),
     cuts=st.sets(st.integers(1, 59)),
 )
+@pytest.mark.parametrize("kind", ["text", "fallback_text"])
 def test_a_token_is_released_with_the_end_of_its_text(
-    text: Text, ids: list[int], stops: list[str], cuts: set[int]
+    request: pytest.FixtureRequest, kind: str, ids: list[int], stops: list[str], cuts: set[int]
 ) -> None:
     """And not before: without stops, what tokens spell is there when they are."""
+    text: Text = request.getfixturevalue(kind)
     decoder, given_, taken, found = Decoder(text, stops), "", 0, list[int]()
     edges = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     for start, end in pairwise(edges):
