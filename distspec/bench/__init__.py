@@ -30,6 +30,29 @@ def bench() -> None:
     """One command each, also while there is one."""
 
 
+@app.command("acceptance")
+def measure_acceptance(
+    model: Annotated[str, typer.Option(help="The target; a model name, or a folder.")] = "smollm2-135m",
+    layers: Annotated[int, typer.Option(min=1, help="Its first layers are the drafter.")] = 28,
+    temperatures: Annotated[str, typer.Option(help="Of requests.")] = "0.7,1.0",
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Of requests.")] = 0.95,
+    distances: Annotated[str, typer.Option(help="Of random distributions, in place of a drafter's.")] = "0.3,0.5,1.0",
+    steps: Annotated[int, typer.Option(min=1, help="Drafts of a round.")] = 4,
+    requests: Annotated[int, typer.Option(min=1, help="Chat prompts that are answered at once.")] = 48,
+    tokens: Annotated[int, typer.Option(min=8, help="Of each answer.")] = 40,
+    json: Json = None,
+) -> None:
+    """Drafts that are kept of a round by each speculation.acceptance, over those that `coupled` keeps, on the CPU."""
+    from distspec.bench import acceptance
+    from distspec.bench.policies import numbers
+    from distspec.bench.report import report
+
+    rows = acceptance.synthetic(numbers("distances", distances, 0), steps, rounds=4000)
+    heats = numbers("temperatures", temperatures, 0)
+    rows += acceptance.measure(model, layers, heats, top_p, steps, requests, tokens)
+    report(rows, json, acceptance.FIGURES)
+
+
 @app.command("attention")
 def measure_attention(
     shapes: Annotated[str, typer.Option(help="Of models; see the names after `random:`.")] = "llama-8b,qwen3-0.6b",
@@ -192,6 +215,26 @@ def measure_rounds(
     options = load("local", overrides or ()).engine
     rows = rounds_of.measure(pairs.split(","), sizes[0], sizes[1], acceptance, rounds, options)
     report(rows, json, rounds_of.FIGURES)
+
+
+@app.command("transfer")
+def measure_transfers(
+    shape: Annotated[str, typer.Option(help="Of a model; see the names after `random:`.")] = "llama-8b",
+    kinds: Annotated[str | None, typer.Option(help="As transfer. [ipc,nccl; with --cpu gloo]")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Of a prompt.")] = 4096,
+    repetitions: Annotated[int, typer.Option(min=1, help="Prompts of each kind; medians count.")] = 7,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Between two processes without GPUs.")] = False,
+    overrides: Overrides = None,
+    json: Json = None,
+) -> None:
+    """GB/s of a prompt's KV between two workers on two GPUs, over that of their bare link; and how many milliseconds of
+    it are left when the prompt is computed, over those of the whole."""
+    from distspec.bench.report import report
+    from distspec.bench.transfer import measure
+    from distspec.config import load
+
+    chosen = (kinds or ("gloo" if cpu else "ipc,nccl")).split(",")
+    report(measure(shape, chosen, tokens, repetitions, load("local", overrides or ()).engine, gpus=not cpu), json)
 
 
 def _refuse_simulated(**options: str | bool | None) -> None:
