@@ -26,6 +26,7 @@ from distspec.kernels.nucleus import draw_nucleus
 from distspec.kernels.product import Adder, Reader, Stream, float32_product
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.kernels.sample import draw_whole
+from distspec.kernels.tell import tell_whole
 from distspec.kernels.truncate import Limits, kept
 from distspec.kv.pool import KVPool
 from distspec.models import load_model
@@ -114,6 +115,7 @@ def _kernels(config: ModelConfig, rows: int, device: torch.device) -> Iterator[C
     yield "top_p", [partial(kept, x, warm, limits, GREEDY_BELOW) for x in logits], rows * vocab * 4
     guesses = [partial(best_whole, x, warm, keys, GREEDY_BELOW, 8) for x in logits]
     yield "best_8", guesses, rows * vocab * 4
+    yield "logprobs_5", [partial(tell_whole, x, keys[:, 0], 5) for x in logits], rows * vocab * 4
     cold = torch.zeros(rows, device=device)
     yield "greedy", [partial(draw_whole, x, cold, keys, GREEDY_BELOW) for x in logits], rows * vocab * 4
     yield "chain", [partial(_chain, x, warm, keys, *_penalties(rows, vocab, device)) for x in logits], rows * vocab * 8

@@ -23,6 +23,7 @@ from distspec.protocol.messages import Fault, Lease, Progress
 from distspec.protocol.values import SamplingParams, Shape, finish_reason
 from distspec.rounds.held import Held
 from distspec.rounds.lease import begin
+from distspec.sampling import edited
 
 
 @dataclass(slots=True, eq=False)
@@ -270,9 +271,7 @@ class Loop:
 
 def needs_host(params: SamplingParams) -> bool:
     """Whether the host has a part in each token, beside the noise: what the text so far allows, or logprobs."""
-    penalized = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
-    banned = bool(params.allowed_token_ids or params.bad_words or params.min_tokens or params.constraint)
-    return penalized or banned or bool(params.logit_bias) or params.logprobs is not None
+    return edited(params) or params.logprobs is not None
 
 
 def chain_steps(shape: Shape | None, judged: int) -> int | None:

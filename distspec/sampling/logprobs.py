@@ -45,10 +45,16 @@ class Told:
 def tell(scores: Tensor, tokens: Tensor, most: int) -> Told:
     """scores: float32 [rows, vocab], log p up to a constant per row; tokens: int64 [rows]. A rank is one more than the
     number of likelier tokens."""
+    most = min(most, scores.shape[1])
+    if scores.is_cuda:
+        from distspec.kernels.tell import MOST, tell_whole  # imports Triton
+
+        if most <= MOST:
+            return Told(*tell_whole(scores, tokens, most))
     mass = scores.logsumexp(dim=-1, keepdim=True)
     own = scores.gather(1, tokens[:, None])
     rank = 1 + (scores > own).sum(dim=-1, keepdim=True)
-    top = scores.topk(min(most, scores.shape[1]), dim=-1)
+    top = scores.topk(most, dim=-1)
     return Told(torch.cat((rank, top.indices), dim=1), torch.cat((own, top.values), dim=1) - mass)
 
 

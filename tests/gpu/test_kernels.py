@@ -23,6 +23,7 @@ from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_si
 from tests.unit.kernels.test_linear import check_linear
 from tests.unit.kernels.test_nucleus import check_nucleus
 from tests.unit.kernels.test_sample import check_best, check_draw
+from tests.unit.kernels.test_tell import check_told
 from tests.unit.kernels.test_truncate import check_kept
 
 pytestmark = pytest.mark.needs("gpu")
@@ -83,6 +84,12 @@ def test_draws(vocab: int, spread: float) -> None:
     check_draw(96, vocab, spread, CUDA)
     for most in (1, 5, 16):
         check_best(9, vocab, most, CUDA)
+
+
+@pytest.mark.parametrize("vocab", [5, 997, 128256, 151936])
+@pytest.mark.parametrize("most", [0, 1, 5, 20])
+def test_logprobs(vocab: int, most: int) -> None:
+    check_told(70, vocab, min(vocab, most), CUDA)
 
 
 @pytest.mark.parametrize("vocab", [5, 997, 151936])
