@@ -80,10 +80,15 @@ class Books:
             if slot in self.texts:
                 text = self.texts[slot]
                 text.tokens += tokens
-                self.target.sequence(slot).append(text.tokens[self.target.sequence(slot).length : -1])
+                self._book(self.target, slot, slot, text.tokens[:-1])
                 if self.drafter is not None and text.draft is not None:
-                    own = self.drafter.sequence(text.draft)
-                    own.append(text.tokens[own.length : -2])
+                    self._book(self.drafter, text.draft, slot, text.tokens[:-2])
+
+    def _book(self, engine: Engine, own: int, slot: int, computed: Sequence[int]) -> None:
+        """Give back what no round in flight can reach, so that others get it."""
+        sequence = engine.sequence(own)
+        sequence.append(computed[sequence.length :])
+        sequence.trim(max(0, self.rolling.reach(slot, 0) - sequence.length))
 
     def leave(self, text: Text) -> list[int]:
         """What followed the prompt. Reads all that is in flight first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.attention import Places, Span
+from distspec.attention import Places, Span, tiles
 from distspec.attention.sdpa import SdpaBackend
 from distspec.attention.triton import TritonBackend
 from distspec.kv.pool import KVPool
@@ -36,7 +37,9 @@ def check_chains(
     torch.manual_seed(seed % 2**31)
     texts, width, offset, count = 5, longest // page_size + 20, draw.randint(-2, 1), draw.randint(1, 6)
     tables = torch.tensor(draw.sample(range((texts + 1) * width), (texts + 1) * width)).view(-1, width)
-    lengths = torch.tensor([draw.choice([1, 2, draw.randint(1, longest)]) for _ in range(texts + 1)])
+    # Some first rows see whole blocks of keys, or one key less.
+    ends = [32 * draw.randint(1, 2) - offset - draw.choice([1, 2]) for _ in range(texts + 1)]
+    lengths = torch.tensor([draw.choice([1, 2, end, draw.randint(1, longest)]) for end in ends])
     rows = torch.tensor([*draw.sample(range(texts), draw.randint(1, texts)), *[texts] * draw.randint(0, 3)])
     pool = KVPool(1, tables.numel() * page_size, heads[1], DIM, dtype=dtype, device=device)
     pool.data.fill_(torch.nan)
@@ -85,3 +88,30 @@ def test_chains_see_what_lies_before_them(seed: int, page_size: int, heads: Head
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 16]), HEADS)
 def test_a_plan_of_the_device_does_the_same(seed: int, page_size: int, heads: Heads) -> None:
     check_chains(TritonBackend, seed, page_size, heads, CPU, torch.float32)
+
+
+@pytest.mark.needs("interpreter")
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(1, 20), st.booleans())
+def test_walks_are_cut_as_the_host_would_cut_them(lengths: list[int], count: int, stepwise: bool) -> None:
+    pool = KVPool(1, 4000, 1, DIM, dtype=torch.float32, device=CPU)
+    backend = TritonBackend(pool, 16, 4)
+    tables = torch.zeros(len(lengths) + 1, 40, dtype=torch.int64)
+    places = Places(tables, torch.tensor([*lengths, 0]), torch.arange(len(lengths)), 0)
+    plan = backend.steps(places, count)[0] if stepwise else backend.chains(places, count)
+    lanes = plan.launches[0].lanes
+    grid = backend._grid(lanes)
+    rows = 1 if stepwise else count
+    spans = [Span([], length + count, rows, (), [0] * rows) for length in lengths]
+    found = tiles.tiles(spans, [40 * i for i in range(len(lengths))], grid.rows)
+    # Stepwise, every step has the items of one whose rows see most; least are those of the first.
+    work = [replace(tile, least=tile.least - (count - 1) * stepwise) for own in found for tile in own]
+    want = torch.tensor(tiles.items(work, grid)).view(-1, tiles.FIELDS)
+    got = plan.launches[0].items
+    got = got[got[:, 1] > 0]
+    compared = [0, 1, 2, 4, 5, 6, 8, 9]
+    assert sorted(got[:, compared].tolist()) == sorted(want[:, compared].tolist())
+    split = got[(got[:, 9] > 1)]
+    taken = (split[:, 7] + split[:, 8]).tolist()
+    assert sorted(taken) == list(range(len(taken)))
+    assert len(taken) <= grid.programs
