@@ -22,12 +22,16 @@ from distspec.protocol.values import ROOT, SamplingParams, Shape, finish_reason
 from distspec.rounds import Desk, Reply
 from distspec.sampling import SamplingRows, draw
 from tests.causal import logits
+from tests.chain import edited
 from tests.shapes import TINY
 
 CPU = torch.device("cpu")
 SHAPE = dataclasses.replace(TINY, vocab_size=11, max_position=200)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=24, temperature=1.0, seed=2**63 + 5, top_p=0.95)
+PENALIZED = SamplingParams(
+    max_tokens=24, seed=3, prompt_tokens=4, bad_words=((9, 2),), frequency_penalty=1.0, repetition_penalty=1.5
+)
 
 
 @cache
@@ -52,7 +56,7 @@ def engine(page_size: int = 16, num_pages: int | None = None, slots: int = 8, se
 @cache
 def next_token(of: Llama, text: tuple[int, ...], params: SamplingParams) -> int:
     """What the model draws after `text`: one sequence, no pages, no cache, no batch."""
-    scores = logits(of, list(text))[-1:]
+    scores = edited(logits(of, list(text))[-1], text, params)[None]
     return int(draw(scores, SamplingRows.of([params], [len(text)], CPU)))
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from distspec.engine import Segment
 from distspec.protocol.values import ROOT, Node
-from tests.desks import GREEDY, SEEDED, engine, model, next_token
+from tests.desks import GREEDY, PENALIZED, SEEDED, engine, model, next_token
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
 def test_a_bet_has_the_outcome_of_a_node_beside_other_segments(page_size: int, params: object) -> None:
     assert isinstance(params, type(GREEDY))
     of = engine(page_size)
@@ -42,3 +42,23 @@ def test_a_bet_that_is_taken_back_was_never_shared() -> None:
     [outcome] = of.step([Segment(other, (1,))])
     assert outcome.root == next_token(model(), (*PROMPT, 3, 1), GREEDY)
     of.check()
+
+
+def test_a_bet_that_is_taken_back_was_never_counted() -> None:
+    """Penalties go by the text as it is after each step, whatever was bet on before."""
+    of, text = engine(), PROMPT
+    slot = of.open(text, PENALIZED)
+    of.reserve(slot, 60)
+    tokens = text
+    for step in range(12):
+        bet = (9, 2, 5)[step % 3]
+        [outcome] = of.step([Segment(slot, tokens, bet=bet)])
+        assert outcome.root == next_token(model(), text, PENALIZED)
+        assert outcome.nodes == [next_token(model(), (*text, bet), PENALIZED)]
+        if step % 2 and bet != outcome.root:
+            of.sequence(slot).retract(1)
+            tokens = (outcome.root,)
+        else:  # the bet passes for the outcome
+            text = (*text, bet)
+            tokens = (outcome.nodes[0],)
+        text = (*text, *tokens)
