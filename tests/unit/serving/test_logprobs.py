@@ -44,6 +44,7 @@ def test_what_tokens_spell_joins_to_the_text(text: Text, ids: list[int]) -> None
 
 @given(whole=UNICODE)
 def test_bytes_and_spaces_of_pieces_are_spelled_too(fallback_text: Text, whole: str) -> None:
+    whole = whole.replace("<|", "< |")  # or it may name a special token
     ids = fallback_text.encode(whole)
     assert b"".join(map(fallback_text.spell, ids)).decode() == (f" {whole}" if whole else "")
 
