@@ -12,10 +12,24 @@ from dataclasses import dataclass, field
 from distspec.engine import Engine
 from distspec.errors import BadConstraint
 from distspec.muster import Muster
-from distspec.protocol.messages import Extend, Freed, Lease, Refused, Revoke
+from distspec.protocol.messages import (
+    Drafted,
+    Extend,
+    Fault,
+    Freed,
+    Lease,
+    Progress,
+    Refused,
+    Revoke,
+    Revoked,
+    Verdict,
+)
 from distspec.protocol.values import Node, SamplingParams, Shape
 from distspec.rounds.drafting import DraftDesk
 from distspec.rounds.work import Work
+
+Reply = Verdict | Progress | Revoked | Drafted | Freed | Refused | Fault
+"""What is said of requests that are held here."""
 
 
 @dataclass(slots=True)

@@ -105,8 +105,8 @@ class TargetWork:
     def _reader(self, message: SendKV | SendFeatures) -> Callable[[range], torch.Tensor]:
         """Raises TransferFailed."""
         if isinstance(message, SendFeatures):
-            return self._desk.features_of(message)
-        slot = self._desk.source(message, partial(self._cut, message))
+            return self._desk.tickets.features_of(message)
+        slot = self._desk.tickets.source(message, partial(self._cut, message))
         return lambda positions: self._engine.gather(slot, positions.start, len(positions))
 
     def _read(self, read: Callable[[range], torch.Tensor], positions: range) -> torch.Tensor:
@@ -116,7 +116,7 @@ class TargetWork:
     def _advance(self) -> None:
         """Let tickets cross as far as their positions are computed by now."""
         for ticket, (message, before) in list(self._growing.items()):
-            stop = self._desk.computed(message)
+            stop = self._desk.tickets.computed(message)
             if stop > before:
                 self._growing[ticket] = message, stop
                 self._transport.advance(ticket, stop, self._aside.mark())
@@ -130,7 +130,7 @@ class TargetWork:
         self._transport.close(message.ticket)
 
     def _receive(self, message: ReceiveKV) -> Sequence[Message]:
-        reserved = self._desk.reserve(message)
+        reserved = self._desk.tickets.reserve(message)
         slot = reserved if isinstance(reserved, int) else -1
         ticket = Incoming(
             message.ticket,
@@ -155,13 +155,13 @@ class TargetWork:
         # What became of it, the receiver says.
         self._growing.pop(message.ticket, None)
         if self._tickets.pop(message.ticket, None) is message:
-            self._desk.sent(message.request, message.ticket)
+            self._desk.tickets.sent(message.request, message.ticket)
         return []
 
     def _received(self, message: ReceiveKV, reason: str | None) -> Sequence[Message]:
         if self._tickets.pop(message.ticket, None) is not message:
             return []
-        return [self._desk.received(message) if reason is None else self._desk.lost(message, reason)]
+        return [self._desk.tickets.received(message) if reason is None else self._desk.tickets.lost(message, reason)]
 
     def _close(self, request: int | None = None) -> None:
         """End the tickets of a request, or all; the desk says Freed when its last one is over."""
@@ -170,9 +170,9 @@ class TargetWork:
             self._growing.pop(message.ticket, None)
             self._transport.close(message.ticket)
             if isinstance(message, SendKV | SendFeatures):
-                self._desk.sent(message.request, message.ticket)
+                self._desk.tickets.sent(message.request, message.ticket)
             else:
-                self._desk.lost(message, "dropped")
+                self._desk.tickets.lost(message, "dropped")
 
     def _pieces(self, message: SendKV | SendFeatures | ReceiveKV) -> tuple[range, ...]:
         pool = self._engine.pool
