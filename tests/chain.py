@@ -5,7 +5,9 @@ Shares no code with the package's own. Numbers are float32 at every step, since 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -13,10 +15,31 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from distspec.protocol.values import SamplingParams
+from distspec.protocol.values import Constraint, SamplingParams
+from tests.schemas import thing
+
+END = 95
+"""What ends an answer that has a constraint; the token t before it is chr(32 + t)."""
+_ANY = [*("".join(some) for length in range(4) for some in product("abc", repeat=length))]
+WORDS: dict[Constraint, list[str]] = {
+    Constraint(kind="regex", text="(ab|c){1,4}"): [
+        "".join(some) for length in range(1, 5) for some in product(("ab", "c"), repeat=length)
+    ],
+    Constraint(kind="regex", text=r"[a-c]{0,3}</t>\{\"x\":[01]{2}\}"): [
+        f'{free}</t>{{"x":{x}{y}}}' for free, x, y in product(_ANY, "01", "01")
+    ],
+    Constraint(
+        kind="json_schema",
+        text=json.dumps(thing(True, ["b"], a={"enum": [1, 22, 333]}, b={"type": "boolean"}, c={"const": "x"})),
+    ): [
+        "{" + ",".join(part for part in parts if part) + "}"
+        for parts in product(('"a":1', '"a":22', '"a":333', ""), ('"b":true', '"b":false'), ('"c":"x"', ""))
+    ],
+}
+"""All that constraints allow."""
 
 _EDITS = (
-    *("allowed_token_ids", "bad_words", "min_tokens", "logit_bias"),
+    *("constraint", "allowed_token_ids", "bad_words", "min_tokens", "logit_bias"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 
@@ -47,7 +70,8 @@ def edited(logits: Tensor, text: Sequence[int], params: SamplingParams) -> Tenso
 def _forbidden(vocab: int, output: list[int], params: SamplingParams) -> set[int]:
     """Bans that would leave nothing of what is allowed are not followed."""
     every = set(range(vocab))
-    allowed = set(params.allowed_token_ids) or every
+    may = every if params.constraint is None else _may_follow(output, WORDS[params.constraint])
+    allowed = may & set(params.allowed_token_ids) or may
     banned = set()
     for *before, last in params.bad_words:
         if len(output) >= len(before) and output[len(output) - len(before) :] == before:
@@ -55,6 +79,12 @@ def _forbidden(vocab: int, output: list[int], params: SamplingParams) -> set[int
     if len(output) < params.min_tokens:
         banned |= set(params.stop_token_ids)
     return every - (allowed - banned or allowed)
+
+
+def _may_follow(output: list[int], words: list[str]) -> set[int]:
+    text = "".join(chr(32 + token) for token in output)
+    found = {ord(word[len(text)]) - 32 for word in words if len(word) > len(text) and word.startswith(text)}
+    return found | {END} if text in words else found or {END}
 
 
 def wish(random: Random, params: SamplingParams, vocab: int) -> SamplingParams:

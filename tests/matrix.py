@@ -21,6 +21,7 @@ from distspec.drafters import (
     Drafter,
     DraftRow,
     EagleDrafter,
+    Guided,
     NgramDrafter,
     Proposal,
     StandaloneDrafter,
@@ -43,9 +44,11 @@ from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
 from tests.causal import Causal
+from tests.chain import END, WORDS
 from tests.desks import Ticks, guard
 from tests.fleet import Fleet
 from tests.shapes import TINY
+from tests.spelling import letters
 from tests.teacher import excused
 from tests.wire import Port
 
@@ -84,6 +87,12 @@ REQUESTS: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
     "stopped": ((*REPEATED, 8), SamplingParams(max_tokens=24, seed=2**63 + 11, stop_token_ids=(49,))),
     "greedy, penalized": (REPEATED, replace(GREEDY, frequency_penalty=0.7, repetition_penalty=1.4)),
     "edited, repeated": (REPEATED[:-4], EDITED),
+    **{
+        f"constrained {i}": (prompt, replace(params, constraint=constraint, stop_token_ids=(END,)))
+        for i, (constraint, (prompt, params)) in enumerate(
+            zip(WORDS, ((REPEATED, CUT), (LONG, SEEDED), ((7,), EDITED)), strict=True)
+        )
+    },
     "edited, a shared prefix": (LONG[:65], replace(CUT, min_tokens=9, stop_token_ids=tuple(range(40)))),
 }
 READERS = ("eagle", "eagle3", "mtp", "dflash")
@@ -175,7 +184,7 @@ class Cell:
         )
 
     def _engine(self, model: Llama, taps: Sequence[int] = ()) -> Engine:
-        return Engine(model, self._options(), device=CPU, taps=taps)
+        return Engine(model, self._options(), device=CPU, taps=taps, grammars=letters())
 
     def _reader(self, target: Llama) -> DraftModel:
         """A draft model with random weights."""
@@ -183,15 +192,15 @@ class Cell:
 
     def _reading(self, target: Llama) -> Drafter:
         model, longest = self._reader(target), SHAPE.max_position
-        if isinstance(model, Dflash):
-            return Checked(DflashDrafter(model, self._options(), max_model_len=longest, device=CPU), target)
-        return Checked(EagleDrafter(model, self._options(), max_model_len=longest, device=CPU), target)
+        kind = partial(DflashDrafter, model) if isinstance(model, Dflash) else partial(EagleDrafter, model)
+        drafter = kind(self._options(), max_model_len=longest, device=CPU, grammars=letters())
+        return Checked(drafter, target)
 
     def _drafter(self, target: Llama) -> Drafter:
         if self.drafter in READERS:
             return self._reading(target)
         if self.drafter == "ngram":
-            return NgramDrafter(config.Ngram(), max_model_len=SHAPE.max_position)
+            return Guided(NgramDrafter(config.Ngram(), max_model_len=SHAPE.max_position), letters())
         other = random_model(SHAPE, seed=4, dtype=torch.float32, device=CPU)
         model = {"random": other, "layers": prefix_layers(target, 1)}.get(self.drafter, target)
         drafter = StandaloneDrafter(

@@ -77,6 +77,19 @@ class Here(Executor):
         return found
 
 
+LETTERS_END = 95
+
+
+@cache
+def letters() -> Grammars:
+    """Of a vocabulary of 96 tokens: the printable letters of ASCII from the space on, and the end."""
+    vocabulary = {chr(32 + id): id for id in range(LETTERS_END)} | {END: LETTERS_END}
+    backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=END))
+    backend.add_special_tokens([AddedToken(END, special=True)])
+    found = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
+    return Grammars(lambda: Compiler(found, LETTERS_END + 1, [LETTERS_END]), executor=Here())
+
+
 @cache
 def grammars() -> Grammars:
     """Of this tokenizer; grammars are ready as soon as they are asked for."""

@@ -56,3 +56,29 @@ class Guide:
             self._matcher = Matcher(self._found.result(), self._begin)
         self._matcher.follow(text)
         return self._matcher
+
+
+class Hint:
+    """A guide of whoever may do without: before its grammar is ready, and where there will be none, all may follow."""
+
+    def __init__(self, guide: Guide) -> None:
+        self._guide = guide
+
+    @classmethod
+    def of(cls, params: SamplingParams, grammars: Grammars | None) -> Hint | None:
+        """None for a request without a constraint."""
+        guide = Guide.of(params, grammars)
+        return cls(guide) if guide is not None else None
+
+    def fill(self, text: Sequence[int], paths: Sequence[Sequence[int]], bits: Tensor) -> None:
+        """As Guide.fill; bits come full, and stay so."""
+        matcher = self.at(text)
+        if matcher is not None:
+            matcher.fill(paths, bits)
+
+    def at(self, text: Sequence[int]) -> Matcher | None:
+        """The matcher at the end of a text, if there is one."""
+        try:
+            return self._guide.at(text) if self._guide.is_ready() else None
+        except BadConstraint:
+            return None

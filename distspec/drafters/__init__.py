@@ -112,7 +112,13 @@ def _featured(plan: _Plan) -> Drafter:
         target = models.load_target(models.model_folder(config.model.name), dtype=dtype, device=device)
     model = models.load_draft(config.speculation.drafter, models.model_folder(_draft_model(config)), target)
     kind = partial(DflashDrafter, model) if isinstance(model, Dflash) else partial(EagleDrafter, model)
-    return kind(config.engine, max_model_len=plan.max_model_len, device=device, acceptance=plan.acceptance)
+    return kind(
+        config.engine,
+        max_model_len=plan.max_model_len,
+        device=device,
+        acceptance=plan.acceptance,
+        grammars=plan.grammars,
+    )
 
 
 def _draft_model(config: Config) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from distspec import config
 from distspec.attention import Span
+from distspec.constraints import Grammars
 from distspec.drafters.features import FeatureDrafter, Path, Text
 from distspec.engine import Guesses
 from distspec.engine.acceptance import COUPLED, Acceptance
@@ -37,8 +38,17 @@ class DflashDrafter(FeatureDrafter):
         max_model_len: int,
         device: torch.device,
         acceptance: Acceptance = COUPLED,
+        grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(model, options, kept=1, max_model_len=max_model_len, device=device, acceptance=acceptance)
+        super().__init__(
+            model,
+            options,
+            kept=1,
+            max_model_len=max_model_len,
+            device=device,
+            acceptance=acceptance,
+            grammars=grammars,
+        )
         self._model = model
 
     def _extend_context(self, text: Text) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import Span
+from distspec.constraints import Grammars
 from distspec.drafters.features import FeatureDrafter, Path, Text
 from distspec.engine import Guesses, Outcome
 from distspec.engine.acceptance import COUPLED, Acceptance
@@ -97,8 +98,17 @@ class EagleDrafter(FeatureDrafter):
         max_model_len: int,
         device: torch.device,
         acceptance: Acceptance = COUPLED,
+        grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(model, options, kept=2, max_model_len=max_model_len, device=device, acceptance=acceptance)
+        super().__init__(
+            model,
+            options,
+            kept=2,
+            max_model_len=max_model_len,
+            device=device,
+            acceptance=acceptance,
+            grammars=grammars,
+        )
         self._model = model
 
     def _grow(self, texts: Sequence[Text]) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import Span, choose
+from distspec.constraints import Grammars, Hint
 from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Guesses
@@ -75,8 +76,9 @@ class Text:
 class _Edits:
     """What the requests of texts change of their logits, each text in a slot of its own if it does."""
 
-    def __init__(self, vocab: int, device: torch.device) -> None:
+    def __init__(self, vocab: int, device: torch.device, grammars: Grammars | None) -> None:
         self._editor = Editor(vocab, device)
+        self._grammars = grammars
         self._free: list[int] = []
         self._slots = count()
 
@@ -85,7 +87,7 @@ class _Edits:
         if text.edits is None and edited(text.params):
             text.edits = heappop(self._free) if self._free else next(self._slots)
         if text.edits is not None:
-            self._editor.open(text.edits, text.params)
+            self._editor.open(text.edits, text.params, Hint.of(text.params, self._grammars))
 
     def close(self, text: Text) -> None:
         if text.edits is not None:
@@ -120,6 +122,7 @@ class FeatureDrafter(ABC):
         max_model_len: int,
         device: torch.device,
         acceptance: Acceptance = COUPLED,
+        grammars: Grammars | None = None,
     ) -> None:
         """kept: vectors of the model's hidden size that are kept of each row beside its KV; the first is what entered.
 
@@ -148,7 +151,7 @@ class FeatureDrafter(ABC):
             device=device,
         )
         self._books = kv.Books(PageAllocator(pages, options.page_size), None)
-        self._edits = _Edits(shape.vocab_size, device)
+        self._edits = _Edits(shape.vocab_size, device, grammars)
         self._texts: dict[int, Text] = {}  # least recently used first
         backend, _ = choose(options.attention_backend, device, model.dtype)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)

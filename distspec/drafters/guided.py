@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from distspec.constraints import Grammars, Guide, Matcher
+from distspec.constraints import Grammars, Hint, Matcher
 from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, lender_of, taps_of
-from distspec.errors import BadConstraint
 from distspec.protocol.values import ROOT, SamplingParams, Shape
 
 _FORCED = -0.05
@@ -23,7 +22,7 @@ _FORCED = -0.05
 
 @dataclass(slots=True)
 class _Text:
-    guide: Guide
+    hint: Hint
     tokens: list[int] = field(default_factory=list)
 
 
@@ -63,14 +62,11 @@ class Guided:
         """At the end of the row's text; None if its grammar is not ready, or never will be."""
         text = self._texts.get(row.request)
         if text is None:
-            guide = Guide.of(row.params, self._grammars)
-            assert guide is not None
-            text = self._texts[row.request] = _Text(guide)
+            hint = Hint.of(row.params, self._grammars)
+            assert hint is not None
+            text = self._texts[row.request] = _Text(hint)
         text.tokens[row.keep :] = row.tokens
-        try:
-            return text.guide.at(text.tokens) if text.guide.is_ready() else None
-        except BadConstraint:
-            return None
+        return text.hint.at(text.tokens)
 
 
 def guided(proposal: Proposal, matcher: Matcher, shape: Shape, params: SamplingParams) -> Proposal:

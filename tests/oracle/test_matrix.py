@@ -267,4 +267,4 @@ def test_what_changes_the_logits_changes_the_answers(target: Llama, answers: Ans
             ),
         )
         assert plain(target, prompt, plainly)[0] != answers.right[key][0]
-    assert sum(edited(params) for _, params in REQUESTS.values()) == 3
+    assert sum(edited(params) for _, params in REQUESTS.values()) == 6
