@@ -202,6 +202,7 @@ def measure_rounds(
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a guess is right.")] = 0.8,
     rounds: Annotated[int, typer.Option(min=2, help="Of each cell.")] = 60,
     overrides: Overrides = None,
+    png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
     json: Json = None,
 ) -> None:
     """Tokens per second of rounds with target and drafter on one GPU, over plain decoding, with random weights; how
@@ -215,6 +216,10 @@ def measure_rounds(
     options = load("local", overrides or ()).engine
     rows = rounds_of.measure(pairs.split(","), sizes[0], sizes[1], acceptance, rounds, options)
     report(rows, json, rounds_of.FIGURES)
+    if png is not None:
+        from distspec.bench import bars
+
+        bars.draw_rounds(rows, png)
 
 
 @app.command("transfer")
@@ -225,6 +230,7 @@ def measure_transfers(
     repetitions: Annotated[int, typer.Option(min=1, help="Prompts of each kind; medians count.")] = 7,
     cpu: Annotated[bool, typer.Option("--cpu", help="Between two processes without GPUs.")] = False,
     overrides: Overrides = None,
+    png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
     json: Json = None,
 ) -> None:
     """GB/s of a prompt's KV between two workers on two GPUs, over that of their bare link; and how many milliseconds of

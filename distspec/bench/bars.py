@@ -53,6 +53,26 @@ def draw_live(rows: Sequence[Row], file: Path) -> None:
     picture.savefig(file)
 
 
+def draw_rounds(rows: Sequence[Row], file: Path) -> None:
+    """Speed over plain decoding, and the device's idle share with rounds that overlap and with those that wait: a line
+    of panels for each pair, one group per batch. Writes a PNG."""
+    pairs = list(dict.fromkeys(one.name.split("/")[1] for one in rows))
+    picture = Figure(figsize=(15, 4 * len(pairs)), layout="constrained")
+    for line, pair in zip(picture.subplots(len(pairs), 3, squeeze=False), pairs, strict=True):
+        own = [one for one in rows if one.name.split("/")[1] == pair]
+        waits = [one for one in own if one.name.endswith("/waits")]
+        overlap = [one for one in own if one not in waits]
+        for axes, title, some, key in (
+            (line[0], "tokens/s over ar", overlap, "over_ar"),
+            (line[1], "idle share, overlapped", overlap, "idle"),
+            (line[2], "idle share, one by one", waits, "idle"),
+        ):
+            shown = {one.name.replace(f"/{pair}", ""): float(one.context[key]) for one in some}
+            _panel(axes, f"{pair}: {title}", shown)
+        line[0].legend(fontsize="small")
+    picture.savefig(file)
+
+
 def _panel(axes: Axes, title: str, heights: dict[str, float]) -> None:
     """heights: by name of the row."""
     groups: Groups = {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from distspec import config
+from distspec.bench import bars
+from distspec.bench.report import Row
 from distspec.bench.round import Cell, Rounds, measure
 from distspec.errors import ConfigError
 from distspec.models import random_model
@@ -34,3 +38,14 @@ def test_tokens_are_as_many_as_guesses_are_right(monkeypatch: pytest.MonkeyPatch
 def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(ConfigError, match="needs a CUDA device"):
         measure(["llama-1b+llama-1b"], [1], [1], 0.8, 2, config.Engine())
+
+
+def test_a_picture_shows_each_pair(tmp_path: Path) -> None:
+    context = {"over_ar": 1.2, "idle": 0.02}
+    rows = [
+        Row(f"round/{pair}/{cell.name}", 100.0, "tokens/s", 120.0, 0.8, dict(context))
+        for pair in ("one+other", "large+small")
+        for cell in (Cell(batch, steps, overlap) for batch in (1, 8) for steps in (0, 4) for overlap in (True, False))
+    ]
+    bars.draw_rounds(rows, tmp_path / "round.png")
+    assert (tmp_path / "round.png").read_bytes().startswith(b"\x89PNG")
