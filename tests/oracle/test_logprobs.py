@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from distspec import config
+from distspec.engine import Engine
+from distspec.engine.acceptance import ACCEPTANCES
 from distspec.models import save_pretrained
 from distspec.models.llama import Llama
 from distspec.protocol.values import SamplingParams, TokenLogprobs
@@ -39,7 +41,6 @@ ASKED: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
     "edited": (REPEATED[:-1], EDITED),
     "stopped": ((*REPEATED, 8), replace(SEEDED, logprobs=1, stop_token_ids=(49,))),
 }
-Judge = Callable[[Fleet], None]
 
 
 @dataclass(frozen=True)
@@ -157,5 +158,20 @@ def test_requests_that_push_each_other_out_of_the_pages(target: Llama, judge: Ca
 def test_rounds_that_judge_one_guess(target: Llama, judge: Callable[[Fleet, bool], None]) -> None:
     fleet = submit(Cell("sd", 0, "layers", True, 16).fleet(target, seed=3, steps=1, nodes=1))
     fleet.run()
-    assert 0 < sum(stream.usage.accepted for stream in fleet.streams.values() if stream.usage)
+    assert sum(stream.usage.accepted for stream in fleet.streams.values() if stream.usage) > 0
+    judge(fleet, True)
+
+
+class Weighed(Cell):
+    def _engine(self, model: Llama, taps: Sequence[int] = ()) -> Engine:
+        return Engine(model, self._options(), device=CPU, taps=taps, acceptance=ACCEPTANCES["ratio"])
+
+
+def test_drafts_that_are_judged_by_what_they_were_drawn_from(
+    target: Llama, judge: Callable[[Fleet, bool], None]
+) -> None:
+    """The text is another then; what is told of it is not."""
+    fleet = submit(Weighed("sd", 0, "layers", True, 16).fleet(target, seed=5))
+    fleet.run()
+    assert sum(stream.usage.accepted for stream in fleet.streams.values() if stream.usage) > 0
     judge(fleet, True)
