@@ -120,7 +120,7 @@ class Rolling:
 
     def reach(self, slot: int, steps: int) -> int:
         """Positions, from the first one on, that both sequences of the slot must have pages for when its next round is
-        launched with so many drafts. Less than max_model_len, or the round is refused."""
+        launched with so many drafts. More than max_model_len is refused."""
         return self._rows[slot].bound + steps
 
     @torch.inference_mode()
