@@ -348,7 +348,7 @@ def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bo
         state.feed.arrived()
     if is_awaited:
         state.task = None
-        state.dry = not new and not state.quick
+        state.dry = not new and not state.quick and message.base == len(request.tokens)
     return is_awaited or new > 0
 
 

@@ -16,8 +16,9 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 from distspec.curve import Curve, Latency, Transport
 from distspec.protocol.messages import Hello
@@ -73,10 +74,12 @@ RANKED = 4
 MEMORY = 6
 """Measurements of an advice that are averaged; of later ones, each counts for one in so many."""
 
-WINDOW = 300
-"""Tokens of a measurement, or WINDOW_EACH per running request if that is more; as many as SETTLE_EACH come before."""
+WINDOW, WINDOW_STEPS = 300, 40
+"""Tokens of a measurement, and steps of each target that has something to do: in less, where a step begins and ends
+counts."""
 
-WINDOW_EACH, SETTLE_EACH = 30, 8
+SETTLE_STEPS = 20
+"""Steps that come before."""
 
 SETTLE_S = 1.5
 """Seconds that come before as well where requests are leased: they are asked back only now and then."""
@@ -115,16 +118,25 @@ class Facts:
         return moved or any(abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
 
 
+class Seen(NamedTuple):
+    """A moment: seconds, tokens that the fleet has sent, steps of targets, and what the walk has shown, by then."""
+
+    now_s: float
+    tokens: int
+    steps: int
+    judged: Counter[Guesses]
+
+    def kept(self) -> Seen:
+        return self._replace(judged=self.judged.copy())
+
+
 @dataclass(slots=True)
 class _Trial:
-    """A measurement of the present advice: from so many tokens of the fleet, and when there were so many. judged: what
-    the walk had shown by then."""
+    """A measurement of the present advice. It begins after so many steps, and not before so many seconds."""
 
     advice: Advice
-    begins: int
-    settles_s: float
-    began_s: float | None = None
-    judged: Counter[Guesses] = field(default_factory=Counter)
+    settles: tuple[int, float]
+    began: Seen | None = None
 
 
 class _Advisor:
@@ -169,20 +181,25 @@ class _Advisor:
             del ranked[RANKED:]
             yield
 
-    def measure(self, now_s: float, tokens: int, running: int, judged: Counter[Guesses]) -> tuple[float, _Trial] | None:
-        """The fleet has sent so many tokens until now. Tokens per second of a trial, if one is over."""
+    def measure(self, now: Seen, targets: int) -> _Trial | None:
+        """A trial that is over now, if one is. targets: how many have something to do."""
         trial = self._trial
         if self.advice is None:
             return None
         if trial is None or trial.advice != self.advice:
             is_leased = self._is_local or self._plain == self.advice or trial is None or trial.advice == self._plain
-            self._trial = _Trial(self.advice, tokens + SETTLE_EACH * running, now_s + SETTLE_S * is_leased)
-        elif trial.began_s is None:
-            if tokens >= trial.begins and now_s >= trial.settles_s:
-                self._trial = _Trial(self.advice, tokens, now_s, now_s, judged.copy())
-        elif self.is_done and tokens - trial.begins >= max(WINDOW, WINDOW_EACH * running) and now_s > trial.began_s:
-            self._trial = _Trial(self.advice, tokens, now_s, now_s, judged.copy())
-            return (tokens - trial.begins) / (now_s - trial.began_s), trial
+            self._trial = _Trial(self.advice, (now.steps + SETTLE_STEPS * targets, now.now_s + SETTLE_S * is_leased))
+        elif trial.began is None:
+            if now.steps >= trial.settles[0] and now.now_s >= trial.settles[1]:
+                trial.began = now.kept()
+        elif (
+            self.is_done
+            and now.tokens - trial.began.tokens >= WINDOW
+            and now.steps - trial.began.steps >= WINDOW_STEPS * targets
+            and now.now_s > trial.began.now_s
+        ):
+            self._trial = _Trial(self.advice, trial.settles, now.kept())
+            return trial
         return None
 
     def learn(self, tokens_s: float, advice: Advice, facts: Facts) -> None:
@@ -286,13 +303,13 @@ class Planner:
                 advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
             advisor.seen = self._seen
         self._asked = advisor
-        judged = self._judged.setdefault(kind, Counter())
-        over = advisor.measure(now_s, tokens, running, judged)
-        if over is not None:
-            tokens_s, trial = over
+        now = Seen(now_s, tokens, self._steps, self._judged.setdefault(kind, Counter()))
+        trial = advisor.measure(now, min(verifiers, running))
+        if trial is not None and trial.began is not None:
             luck = Acceptance(self._of(kind).shares(), math.inf)
-            for rank, children in (judged - trial.judged).elements():
+            for rank, children in (now.judged - trial.began.judged).elements():
                 luck.observe(0, rank, children)
+            tokens_s = (now.tokens - trial.began.tokens) / (now_s - trial.began.now_s)
             advisor.learn(tokens_s, trial.advice, self._facts(luck, running, verifiers, drafters))
         return advisor.advice or self._first(policies)
 

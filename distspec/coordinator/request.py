@@ -224,8 +224,8 @@ class Request:
             self.drafting.rooted()
         if step.node is None:
             self.epoch += 1
-            if self.drafting is not None:
-                self.drafting.task = None  # it grows what is gone
+            if self.drafting is not None and step.died:
+                self.drafting.task = None  # it grows what is gone; but where nothing was there yet, it may grow this
         return self.origins.step(step, accepted)
 
     def missing(self, worker: str, nodes: Iterable[int]) -> list[Node]:

@@ -244,19 +244,50 @@ def test_a_drafter_that_goes_on_making_no_sense_is_asked_no_more() -> None:
     assert kinds(bench.handle(verdict("decode", extends[-1].task, 20))) == [("c", "Output"), ("decode", "Lease")]
 
 
-def test_a_late_proposal_joins_where_the_text_has_gone() -> None:
-    """The draft was superseded when 20 became a fresh root; its tree had foreseen that."""
-    bench = started("dsi", "draft")
-    bench.handle(verdict("decode", 1, 8))
-    late = bench.sent[-2][1]
-    assert isinstance(late, Draft)
-    commands = bench.handle(verdict("decode", 3, 20))
-    assert ("draft", draft(4, 4, 20, epoch=2, steps=1, nodes=8)) in commands
-    assert bench.handle(drafted(late.task, 9, 10)) == []
-    bench.handle(drafted(late.task, 20, 21, 22, 9, parents=(-1, 0, 1, -1)))
+def drafting(bench: Bench) -> Draft:
+    """The draft that was sent last."""
+    return [message for _, message in bench.sent if isinstance(message, Draft)][-1]
+
+
+def grown(bench: Bench) -> list[int]:
+    """Tokens of the tree."""
     request = bench.machine.request(1)
     assert request is not None
-    assert request.tree.shape()[1:] == ([21, 22], [-1, 0])
+    return request.tree.shape()[1]
+
+
+def test_a_late_proposal_joins_where_the_text_has_gone() -> None:
+    """The second draft was superseded when 20 became a fresh root; its tree had foreseen that."""
+    bench = started("dsi", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(drafted(drafting(bench).task, 9))
+    late = drafting(bench)
+    bench.handle(verdict("decode", 3, 20))
+    assert drafting(bench) == draft(late.task + 1, 4, 20, epoch=2, steps=1, nodes=8)
+    bench.handle(drafted(late.task, 20, 21, 22, 9, parents=(-1, 0, 1, -1)))
+    assert grown(bench) == [21, 22]
+
+
+def test_a_draft_that_takes_longer_than_a_verdict_is_not_begun_anew() -> None:
+    """When 20 became the root nothing had been drafted yet, so what is under way may be right."""
+    bench = started("dsi", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    late = drafting(bench)
+    bench.handle(verdict("decode", 3, 20))
+    assert drafting(bench) == late
+    bench.handle(drafted(late.task, 20, 21))
+    assert grown(bench) == [21]
+    assert drafting(bench) != late
+
+
+def test_a_draft_that_took_longer_than_a_verdict_and_was_wrong_is_made_up_for_at_once() -> None:
+    bench = started("dsi", "draft")
+    bench.handle(verdict("decode", 1, 8))
+    late = drafting(bench)
+    bench.handle(verdict("decode", 3, 20))
+    bench.handle(drafted(late.task, 9, 10))
+    assert grown(bench) == []
+    assert drafting(bench).tokens == (20,)
 
 
 def test_a_node_that_could_never_be_emitted_is_left_out() -> None:

@@ -102,6 +102,8 @@ class Fleet:
         for _ in range(asks):
             self.now_s += 0.1
             self.tokens += 0.1 * self.yields(self.advice)
+            for i in range(round(0.1 * self.verifiers / T_V)):
+                self.planner.stepped("decode0", False, (1, T_V), self.now_s + i * 1e-3)
             self.advice = self.ask()
             advised[self.advice.policy] += 1
         return advised
