@@ -124,9 +124,10 @@ def _target(
 
 
 def _chains(config: Config) -> Collection[int]:
-    """Numbers of drafts of a round that are configured."""
-    steps = config.speculation.num_speculative_tokens
-    if steps is None or config.speculation.topk > 1:
+    """Numbers of drafts of a round that are configured, if such rounds may roll."""
+    spec = config.speculation
+    steps = spec.num_speculative_tokens
+    if steps is None or spec.topk > 1 or spec.acceptance != "coupled":
         return ()
     return steps.values() if isinstance(steps, dict) else (steps,)
 

@@ -190,7 +190,7 @@ def test_neighbours_do_not_matter_and_greedy_rows_are_plain(data: st.DataObject)
 
 def test_a_drafter_may_know_fewer_tokens() -> None:
     """Its laws end where the tokens begin that it does not know."""
-    texts, few = [()] * 50, 5
+    texts, few = list[Text]([()] * 50), 5
     tokens, laws = propose(drafter(texts)[:, :few], rows_of(PARAMS["plain"], texts), [0] * 50)
     whole = torch.cat((laws, torch.zeros(50, VOCAB - few)), dim=1)
     found = [

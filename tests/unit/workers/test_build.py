@@ -1,0 +1,53 @@
+"""A worker is what its configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distspec.config import Config, load
+from distspec.models import save_pretrained
+from distspec.protocol.messages import Progress
+from distspec.protocol.values import SamplingParams, Shape
+from distspec.workers.build import build
+from distspec.workers.target import TargetWork
+from tests.desks import lease, model, plain
+
+PROMPT = (1, 2, 3, 4, 5)
+PARAMS = SamplingParams(max_tokens=33, seed=5, prompt_tokens=len(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    save_pretrained(model(), made)
+    return made
+
+
+def config(folder: Path, acceptance: str) -> Config:
+    speculation = {
+        "placement": "local",
+        "drafter": "standalone",
+        "draft_model": str(folder),
+        "acceptance": acceptance,
+        "allowed_policies": ["ar", "sd"],
+        "num_speculative_tokens": 3,
+    }
+    engine = {"num_pages": 64, "max_num_seqs": 2, "device": "cpu"}
+    return load({"model": {"name": str(folder), "dtype": "float32"}, "engine": engine, "speculation": speculation})
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "ratio", "block"])
+def test_drafts_are_made_and_judged_by_the_configured_rule(folder: Path, acceptance: str) -> None:
+    """A target that drafts for itself agrees with itself, under either noise, as long as both have the same."""
+    work = build(config(folder, acceptance), "decode:0", 1, lambda action: None).work
+    assert isinstance(work, TargetWork)
+    replies = list(work.receive(lease(1, PROMPT, PARAMS, shape=Shape(steps=3), nodes=3)))
+    while work.ready():
+        replies += work.step()
+    said = [reply for reply in replies if isinstance(reply, Progress)]
+    tokens = [token for reply in said for token in reply.tokens]
+    assert sum(map(sum, (reply.accepted for reply in said))) == 24
+    assert len(tokens) == 33
+    assert (tokens == plain(PROMPT, PARAMS)) == (acceptance == "coupled")
