@@ -276,7 +276,8 @@ class Progress(_Message, frozen=True):
     """Committed tokens of a leased request, at output positions start .. (gap-free, in order).
 
     accepted[i], drafted[i]: of the i-th round in this message. ended: the lease ended by stop or length. step: as
-    in Verdict. drafting: the span in which the drafter of this worker made its nodes, empty without any.
+    in Verdict. drafting: the span in which the drafter of this worker made its nodes, empty without any. Where both
+    models worked without the host between them nobody knows whose time it was: drafting is empty, the step's 0.
     """
 
     request: int

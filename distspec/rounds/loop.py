@@ -231,11 +231,12 @@ class Loop:
         return said
 
     def _step(self, one: _Round, seconds: float) -> tuple[int, float]:
-        """Rows and seconds of the target's step, as far as they are known: not where drafts were made meanwhile."""
+        """Rows and seconds of the target's step; 0 seconds where drafts were made meanwhile, see Progress."""
+        rows = len(one.rows) * (one.flight.steps + 1)
         if one.flight.steps:
-            return (0, 0.0)
-        self._muster.stepped(len(one.rows), seconds)
-        return (len(one.rows), seconds)
+            return (rows, 0.0)
+        self._muster.stepped(rows, seconds)
+        return (rows, seconds)
 
     def _progress(
         self, row: _Row, tokens: tuple[int, ...], span: tuple[float, float], step: tuple[int, float]
