@@ -25,7 +25,7 @@ class Biases:
 
     def open(self, slot: int, params: SamplingParams) -> None:
         bias = {token: value for token, value in params.logit_bias if token < self._vocab}
-        self.tokens = _room(self.tokens, slot + 1, len(bias))
+        self.tokens = _room(self.tokens, slot + 1, len(bias), fill=-1)
         self.values = _room(self.values, slot + 1, len(bias))
         self.tokens[slot] = -1
         self.tokens[slot, : len(bias)] = torch.tensor(list(bias), dtype=torch.int64)
@@ -59,14 +59,14 @@ class Counts:
         return [slot * vocab + token for token in tokens if token < vocab]
 
 
-def _room(table: Tensor, rows: int, columns: int) -> Tensor:
-    """The table, or a larger one that holds it, in powers of two."""
+def _room(table: Tensor, rows: int, columns: int, fill: int = 0) -> Tensor:
+    """The table, or a larger one that holds it, in powers of two; fill: what else it holds."""
     wanted = [
         have if have >= need else 1 << (need - 1).bit_length()
         for have, need in zip(table.shape, (rows, columns), strict=True)
     ]
     if wanted == list(table.shape):
         return table
-    larger = table.new_zeros(wanted)
+    larger = table.new_full(wanted, fill)
     larger[: table.shape[0], : table.shape[1]] = table
     return larger

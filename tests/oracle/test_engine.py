@@ -141,6 +141,7 @@ def mix_and_check(model: Llama, draw: random.Random, page_size: int, sampled: bo
             params = SamplingParams(max_tokens=1, seed=draw.getrandbits(64), top_p=0.9) if sampled else GREEDY
             if edited and draw.random() < 0.8:
                 params = replace(params, max_tokens=20, stop_token_ids=(3, 5), min_p=draw.choice([0, 0.02]))
+                params = replace(params, top_k=draw.choice([0, 30]), temperature=draw.choice([0.5, 1.5]) * sampled)
                 params = chain.wish(draw, params, TINY.vocab_size)
             prompt = shared[: draw.randint(1, 70)] + [
                 draw.randrange(TINY.vocab_size) for _ in range(draw.randint(0, 30))

@@ -46,7 +46,8 @@ def test_a_bet_that_is_taken_back_was_never_shared() -> None:
 
 def test_a_bet_that_is_taken_back_was_never_counted() -> None:
     """Penalties go by the text as it is after each step, whatever was bet on before."""
-    of, text = engine(), PROMPT
+    of = engine()
+    text: tuple[int, ...] = PROMPT
     slot = of.open(text, PENALIZED)
     of.reserve(slot, 60)
     tokens = text
