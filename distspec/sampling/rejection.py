@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distspec.sampling.draw import SamplingRows, draw, process
+from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, draw
+from distspec.sampling.logprobs import processed
 from distspec.sampling.noise import apart, gumbel, uniform
 
 _DRAFTS, _COINS = 1, 2
@@ -158,10 +159,9 @@ def propose(logits: Tensor, rows: SamplingRows, lengths: Sequence[int]) -> tuple
 
 def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
     """float32 [rows, vocab]: what `draw` draws from. Of a greedy row all lies on one token."""
+    likeliest = logits.argmax(dim=-1)
+    laws = processed(logits, rows, likeliest).softmax(dim=-1)
     if len(rows.sampled) == len(logits):
-        return process(logits, rows).softmax(dim=-1)
-    found = F.one_hot(logits.argmax(dim=-1), logits.shape[1]).to(logits.dtype)
-    if rows.sampled:
-        some = torch.tensor(rows.sampled, device=logits.device)
-        found[some] = process(logits[some], rows.select(rows.sampled)).softmax(dim=-1)
-    return found
+        return laws
+    is_greedy = rows.temperature < GREEDY_BELOW
+    return torch.where(is_greedy[:, None], F.one_hot(likeliest, logits.shape[1]).to(laws.dtype), laws)
