@@ -36,6 +36,7 @@ from distspec.transfer.group import Rendezvous
 from distspec.transfer.links import link
 from distspec.transfer.meeting import Board, Place, Served, Visited
 from distspec.workers.target import TargetWork
+from distspec.workers.threads import take_turns
 
 HOST = "127.0.0.1"
 BARE_BYTES = 256 << 20
@@ -90,6 +91,7 @@ class Side:
     def __init__(self, name: str, plan: Plan, device: torch.device) -> None:
         self.name, self.device = name, device
         self.plan = plan
+        take_turns()  # as workers do
         if plan.cuda:
             torch.cuda.set_device(device)
         self.model: Llama = load_model(PREFIX + plan.shape, dtype=plan.dtype, device=device)
@@ -123,8 +125,9 @@ class Side:
         self.synchronize()
         move(tensor)()
         began_s = time.perf_counter()
-        for _ in range(_BARE):
-            move(tensor)()
+        pending = [move(tensor) for _ in range(_BARE)] if self.plan.cuda else []
+        for wait in pending or [lambda: move(tensor)()] * _BARE:
+            wait()
         took_s = (time.perf_counter() - began_s) / _BARE
         group.abort()
         return took_s

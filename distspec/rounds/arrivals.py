@@ -18,6 +18,7 @@ from torch import Tensor
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import Draft, TransferLost
 from distspec.protocol.values import FeatureTicket
+from distspec.transfer.aside import Aside
 from distspec.transfer.base import End, Incoming, Transport, pieces
 
 Later = Callable[[Callable[[], Sequence[TransferLost]]], None]
@@ -57,6 +58,7 @@ class Arrivals:
     ) -> None:
         self._transport, self._later = transport, later
         self._width, self._dtype, self._device = width, dtype, device
+        self._aside = Aside(device)
         self._stocks: dict[int, _Stock] = {}
 
     def expect(self, message: Draft, stop: int, is_needed: bool) -> None:
@@ -125,8 +127,10 @@ class Arrivals:
 
     def _receive(self, message: Draft, source: FeatureTicket, stop: int) -> _Part:
         part = _Part(source.ticket, source.start, self._empty(stop - source.start))
+        computed = self._aside.mark()  # what was launched on this memory before
 
         def buffer(positions: range) -> Tensor:
+            computed()
             return part.found[positions.start - part.start : positions.stop - part.start]
 
         self._transport.receive(

@@ -9,8 +9,8 @@ number.
 
 What is sent goes to a buffer first, and what arrives from a buffer to the pages, and both only while the ticket
 is open. So a ticket can be closed at once, whatever its link is still doing, and a late write cannot land in
-reused pages. Two pieces are under way at a time, so that a link does not wait for pages to be read and written. A gloo
-receive cannot be aborted: its thread ends with the timeout at the latest, touching nothing.
+reused pages. Two runs of pieces are under way at a time, so that a link does not wait for pages to be read and written.
+A gloo receive cannot be aborted: its thread ends with the timeout at the latest, touching nothing.
 
 Knows no Ray: where a peer's board is, it is told by `place_of`.
 """
@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 _SLICE_S = 0.2
 _JOIN_S = 1.0
 _DEEP = 2
-"""Pieces that are under way on a link at a time."""
+"""Runs of pieces that are under way on a link at a time."""
+_LONGEST = 4
+"""Pieces of a run. The first is of one, so that the link begins early; what the host does for each then weighs less."""
 _REFUSED = "no"
 Touched = TypeVar("Touched")
 
@@ -315,7 +317,7 @@ class _Source(_Lane):
             return False
         group = self._link(int(answer), self._board, self._prefix)
         under_way: deque[Pending] = deque()
-        for positions in part.pieces:
+        for positions in runs(part.pieces):
             under_way.append(group.send(part.state.touch(partial(ticket.read, positions))))
             if len(under_way) == _DEEP:
                 under_way.popleft()()
@@ -427,7 +429,7 @@ class _Destination(_Lane):
         ticket = state.ticket
         assert isinstance(ticket, Incoming)
         under_way: deque[Callable[[], None]] = deque()
-        for positions in ticket.pieces[state.at : state.at + count]:
+        for positions in runs(ticket.pieces[state.at : state.at + count]):
             buffer = ticket.empty(positions)
             under_way.append(partial(_land, state, positions, buffer, group.receive(buffer)))
             if len(under_way) == _DEEP:
@@ -440,6 +442,15 @@ class _Destination(_Lane):
         elif state.at == len(ticket.pieces):
             del self._tickets[state.number]
             self._end(state, None)
+
+
+def runs(pieces: Sequence[range]) -> Iterator[range]:
+    """Pieces that follow each other, one, two, then four at a time: what crosses as one tensor."""
+    first, size = 0, 1
+    while first < len(pieces):
+        last = min(first + size, len(pieces)) - 1
+        yield range(pieces[first].start, pieces[last].stop)
+        first, size = last + 1, min(2 * size, _LONGEST)
 
 
 def _land(state: _State, positions: range, buffer: Tensor, received: Pending) -> None:

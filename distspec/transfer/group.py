@@ -21,6 +21,7 @@ from distspec.transfer.meeting import Board
 
 _TAG = 0
 _NAP_S = 2e-5
+_AWAKE_S = 2e-3
 _dist: Any = dist
 
 Store = Any
@@ -61,6 +62,13 @@ class Group(Protocol):
 
     def abort(self) -> None:
         """Break it: the other side sees an error, now or with its timeout."""
+
+
+def pause(began_s: float) -> float:
+    """Let others run, shortly at first, while this thread waits for something since then; how long it has by now."""
+    waited_s = time.monotonic() - began_s
+    time.sleep(0.0 if waited_s < _AWAKE_S else _NAP_S)
+    return waited_s
 
 
 class Gloo:
@@ -139,10 +147,9 @@ class Nccl:
             done.record()
 
         def wait(kept: Tensor = tensor) -> None:
-            deadline = time.monotonic() + self._timeout_s
+            began_s = time.monotonic()
             while not done.query():
-                if time.monotonic() > deadline:
+                if pause(began_s) > self._timeout_s:
                     raise TransferFailed(f"nothing of the peer for {self._timeout_s:g} s")
-                time.sleep(_NAP_S)
 
         return wait

@@ -27,11 +27,10 @@ from msgspec import Struct
 from torch import Tensor
 
 from distspec.errors import TransferFailed
-from distspec.transfer.group import Pending, Store
+from distspec.transfer.group import Pending, Store, pause
 
-_SLOTS = 2
+_SLOTS = 4
 _SLOT_BYTES = 32 << 20
-_NAP_S = 2e-5
 _ALIVE_S = 0.1
 _LET_GO_S = 2.0
 _FILLED, _EMPTIED, _BROKEN, _CLOSED = range(4)
@@ -123,18 +122,16 @@ class Counters:
     def wait(self, which: int, value: int, timeout_s: float) -> None:
         """Until the number is at least this. Raises TransferFailed if the peer broke the link or died, or after
         timeout_s."""
-        now_s = time.monotonic()
-        deadline, look = now_s + timeout_s, now_s + _ALIVE_S
+        began_s, looked_s = time.monotonic(), 0.0
         while self._numbers[which] < value:
             if self._numbers[_BROKEN] and which != _CLOSED:
                 raise TransferFailed("the peer gave the link up")
-            time.sleep(_NAP_S)
-            now_s = time.monotonic()
-            if now_s > look:
-                look = now_s + _ALIVE_S
+            waited_s = pause(began_s)
+            if waited_s > looked_s + _ALIVE_S:
+                looked_s = waited_s
                 if not os.path.exists(f"/proc/{self._pid}"):
                     raise TransferFailed("the peer died")
-                if now_s > deadline:
+                if waited_s > timeout_s:
                     raise TransferFailed(f"nothing of the peer for {timeout_s:g} s")
 
 
@@ -205,10 +202,7 @@ class Ipc:
 
     def _empty(self) -> None:
         """The oldest slot that is being copied, which the source may then fill again."""
-        copied = self._copying[0]
-        while not copied.query():
-            time.sleep(_NAP_S)
-        self._copying.popleft()
+        self._copying.popleft().synchronize()
         self._counters.set(_EMPTIED, self._count - len(self._copying))
 
     def _slot(self, number: int) -> int:

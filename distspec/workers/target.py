@@ -28,7 +28,7 @@ from distspec.protocol.messages import (
 )
 from distspec.rounds.desk import Desk
 from distspec.transfer.aside import Aside
-from distspec.transfer.base import End, Incoming, Outgoing, Transport, pieces
+from distspec.transfer.base import Computed, End, Incoming, Outgoing, Transport, pieces
 from distspec.workers.compute import Later
 
 
@@ -136,7 +136,7 @@ class TargetWork:
             message.ticket,
             End(message.peer, message.peer_incarnation),
             self._pieces(message),
-            self._empty,
+            partial(self._empty, self._aside.mark()),
             partial(self._write, slot),
             lambda reason: self._later(partial(self._received, message, reason)),
         )
@@ -179,7 +179,9 @@ class TargetWork:
         width = pool.features.shape[1] if isinstance(message, SendFeatures) else pool.width
         return pieces(message.start, message.length, width * self._engine.model.dtype.itemsize)
 
-    def _empty(self, positions: range) -> torch.Tensor:
+    def _empty(self, computed: Computed, positions: range) -> torch.Tensor:
+        """computed: what was launched for whoever had the pages before, so that it is not written over what comes."""
+        computed()
         size = len(positions) * self._engine.pool.width
         with self._aside():  # memory that the computing stream has done with
             return torch.empty(size, dtype=self._engine.model.dtype, device=self._engine.device)

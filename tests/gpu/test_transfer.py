@@ -25,7 +25,7 @@ SHAPE = (4, 2, 3000, 8, 128)
 """Layers, keys and values, positions, heads, head size: several pieces in bfloat16."""
 PIECES = pieces(0, SHAPE[2], 4 * 2 * 8 * 128 * 2)
 TICKETS = 3
-TIMEOUT_S = 8.0
+TIMEOUT_S = 5.0
 SPAWN = multiprocessing.get_context("spawn")
 GPUS = pytest.mark.parametrize(
     ("kind", "source"),
@@ -139,7 +139,7 @@ def test_a_source_that_dies_fails_its_tickets_and_leaves_nothing_and_its_next_li
 ) -> None:
     b = Destination(kind)
     used = []
-    for life in range(1, 4):
+    for life in (1, 2):
         with b.source("a", kind, source, 2 * life - 1, dies=True):
             ended = b.expect("a", 2 * life - 1)
             said = [ended.get(timeout=120) for _ in range(TICKETS)]
@@ -153,5 +153,5 @@ def test_a_source_that_dies_fails_its_tickets_and_leaves_nothing_and_its_next_li
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(0)
         used.append(total - free)
-    assert used[2] - used[1] < 32 << 20, f"memory in use grew: {used}"
+    assert used[1] - used[0] < 32 << 20, f"memory in use grew: {used}"
     b.transport.shutdown()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distspec.transfer.base import End, Incoming, Outgoing, pieces
-from distspec.transfer.collective import Collective
+from distspec.transfer.collective import Collective, runs
 from distspec.transfer.group import Gloo
 from distspec.transfer.meeting import Place
 
@@ -277,6 +277,14 @@ def test_positions_cross_as_they_are_computed_and_tickets_overtake_each_other(fl
         copy.check()
     order = [written.get() for _ in range(6)]
     assert order == [(1, PIECES[0]), (0, PIECES[0]), (2, PIECES[0]), (2, PIECES[1]), (1, PIECES[1]), (0, PIECES[1])]
+
+
+@given(st.integers(1, 99), st.integers(1, 9))
+def test_runs_cover_every_piece_once_in_order(count: int, size: int) -> None:
+    given_pieces = [range(i * size, (i + 1) * size) for i in range(count)]
+    found = list(runs(given_pieces))
+    assert [position for run in found for position in run] == list(range(count * size))
+    assert len(found[0]) == size
 
 
 def test_nothing_is_read_before_it_is_computed(fleet: Fleet) -> None:
