@@ -36,7 +36,6 @@ from distspec.transfer.group import Rendezvous
 from distspec.transfer.links import link
 from distspec.transfer.meeting import Board, Place, Served, Visited
 from distspec.workers.target import TargetWork
-from distspec.workers.threads import take_turns
 
 HOST = "127.0.0.1"
 BARE_BYTES = 256 << 20
@@ -91,7 +90,6 @@ class Side:
     def __init__(self, name: str, plan: Plan, device: torch.device) -> None:
         self.name, self.device = name, device
         self.plan = plan
-        take_turns()  # as workers do
         if plan.cuda:
             torch.cuda.set_device(device)
         self.model: Llama = load_model(PREFIX + plan.shape, dtype=plan.dtype, device=device)

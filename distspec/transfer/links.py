@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 def link(kind: str, store: Store, rank: int, *, device: torch.device, host: str, timeout_s: float) -> Group:
     """kind: `gloo`, `nccl`, `ipc`, or `auto`: shared memory of CUDA where the two see each other's, as on one host,
-    else NCCL, and gloo if one of them has no GPU. host: this machine's own address. Blocks until the other side has
-    come, at most timeout_s. Raises TransferFailed, or what the kind raises."""
+    else NCCL, and gloo if one of them has no GPU or they have the same one, which NCCL refuses. host: this machine's
+    own address. Blocks until the other side has come, at most timeout_s. Raises TransferFailed, or what the kind
+    raises."""
     makers: dict[str, Callable[[Store, int], Group]] = {
         "gloo": partial(Gloo, host=host, timeout_s=timeout_s),
         "nccl": partial(Nccl, device=device, timeout_s=timeout_s),
@@ -28,11 +29,19 @@ def link(kind: str, store: Store, rank: int, *, device: torch.device, host: str,
     }
     if kind != "auto":
         return makers[kind](store, rank)
-    store.set(f"device{rank}", device.type.encode())
-    if {device.type, bytes(store.get(f"device{1 - rank}")).decode()} != {"cuda"}:
+    mine = _gpu(device)
+    store.set(f"gpu{rank}", mine.encode())
+    theirs = bytes(store.get(f"gpu{1 - rank}")).decode()
+    if not mine or not theirs:
         return makers["gloo"](store, rank)
     try:
         return makers["ipc"](store, rank)
     except NoSharedMemory as reason:
-        log.info("KV goes by NCCL: %s", reason)
-        return makers["nccl"](store, rank)
+        other = "gloo" if mine == theirs else "nccl"
+        log.info("KV goes by %s: %s", other, reason)
+        return makers[other](store, rank)
+
+
+def _gpu(device: torch.device) -> str:
+    """The same for every process that has it; empty without one."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

@@ -1,12 +1,11 @@
-"""How threads, torch's among them, behave in a process that computes.
+"""How the threads of torch behave in a process that computes.
 
-Knows the interpreter and the environment of OpenMP. Imports no torch, since it must come before it.
+Knows the environment of OpenMP. Imports no torch, since it must come before it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 
 
 def spin_briefly() -> None:
@@ -19,12 +18,3 @@ def spin_briefly() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def take_turns() -> None:
-    """Let threads of this process have the interpreter within 0.2 ms of asking for it, not Python's 5.
-
-    The thread that computes launches kernels for milliseconds without a pause. One that carries KV needs the
-    interpreter some twenty times for each piece, each time for microseconds.
-    """
-    sys.setswitchinterval(2e-4)

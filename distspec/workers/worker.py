@@ -22,7 +22,7 @@ from distspec.protocol.messages import Fault, Hello, Message
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Compute, Later
 from distspec.workers.lease import FleetLease, end_unless_claimed
-from distspec.workers.threads import spin_briefly, take_turns
+from distspec.workers.threads import spin_briefly
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,6 @@ class Worker:
 
     def _build(self, config: Config, worker: str, threads: int) -> None:
         spin_briefly()
-        take_turns()
         from distspec.workers.build import build  # torch and all that: not for the coordinator, who makes us
 
         built = build(config, worker, threads, self._later)

@@ -49,8 +49,18 @@ def test_ends_without_a_gpu_meet_by_gloo_and_what_is_sent_arrives(board: Served,
     assert torch.equal(found, sent)
 
 
-def test_one_end_without_a_gpu_is_enough_for_gloo(board: Served) -> None:
-    assert [type(group) for group in pair("auto", board, ("cuda", "cpu"))] == [Gloo, Gloo]
+@pytest.mark.parametrize("gpus", [("one", ""), ("", "two"), ("one", "one")])
+def test_gloo_where_an_end_has_no_gpu_or_both_have_one_whose_memory_they_do_not_share(
+    board: Served, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, str]
+) -> None:
+    """Devices of this processor that are said to be GPUs; no CUDA is there to share memory."""
+    monkeypatch.setattr("distspec.transfer.links._gpu", lambda device: gpus[device.index])
+    monkeypatch.setattr("distspec.transfer.links.Ipc", _nothing_shared)
+    assert [type(group) for group in pair("auto", board, ("cpu:0", "cpu:1"))] == [Gloo, Gloo]
+
+
+def _nothing_shared(*_: object, **__: object) -> Group:
+    raise NoSharedMemory("none here")
 
 
 def memory() -> int:
