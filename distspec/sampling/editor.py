@@ -6,6 +6,7 @@ changed. A wanted row is judged by its own text: what is committed, then the tok
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
-from distspec.sampling.edits import Bans, Bias, Edit, Mask, Penalties, packed
+from distspec.sampling.edits import WORD, Bans, Bias, Edit, Mask, Penalties, packed
 from distspec.sampling.tables import Biases, Counts
 
 Path = tuple[int, ...]
@@ -177,15 +178,27 @@ class Editor:
                 _narrow_(some, slot.allowed)
             for row, tokens in zip(some, self._banned(ask), strict=True):
                 if tokens:
-                    _narrow_(row, self._all & ~self._packed(tokens))
+                    self._ban_(row, tokens)
         if self._device.type == "cuda":
             bits = bits.pin_memory()
         (at,) = self._integers(rows)
         return Mask(at, bits.to(self._device, non_blocking=True))
 
+    def _ban_(self, row: Tensor, tokens: Iterable[int]) -> None:
+        """Clear the bits of tokens, unless that leaves none. Far fewer tokens than a vocabulary has."""
+        words: dict[int, int] = defaultdict(int)
+        for token in tokens:
+            words[token // WORD] |= 1 << token % WORD
+        left = row.clone()
+        left[list(words)] &= ~torch.tensor(list(words.values()), dtype=torch.int64).to(torch.int32)
+        if bool((left & self._all).any()):
+            row.copy_(left)
+
     def _banned(self, ask: Asked) -> list[set[int]]:
         """Of each row. Only as much of the output is looked at as the longest bad word has tokens."""
         params = self._slots[ask.slot].params
+        if not params.bad_words and not params.min_tokens:
+            return [set() for _ in ask.paths]
         longest = max((len(word) for word in params.bad_words), default=0)
         start = max(params.prompt_tokens, ask.length - longest)
         tail, before = tuple(ask.text[start : ask.length]), start - params.prompt_tokens

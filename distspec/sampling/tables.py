@@ -25,8 +25,9 @@ class Biases:
 
     def open(self, slot: int, params: SamplingParams) -> None:
         bias = {token: value for token, value in params.logit_bias if token < self._vocab}
-        self.tokens = _room(self.tokens, slot + 1, len(bias), fill=-1)
-        self.values = _room(self.values, slot + 1, len(bias))
+        most = max(1, len(bias))
+        self.tokens = _room(self.tokens, slot + 1, most, fill=-1)
+        self.values = _room(self.values, slot + 1, most)
         self.tokens[slot] = -1
         self.tokens[slot, : len(bias)] = torch.tensor(list(bias), dtype=torch.int64)
         self.values[slot, : len(bias)] = torch.tensor(list(bias.values()), dtype=torch.float32)

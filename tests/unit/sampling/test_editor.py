@@ -78,11 +78,14 @@ def test_a_constraint_is_asked_for_each_path_and_is_never_bent() -> None:
     editor.open(0, plain, Even())
     editor.open(1, replace(plain, allowed_token_ids=(1, 2, 3, 4)), Even())
     editor.open(2, replace(plain, allowed_token_ids=(2,), min_tokens=5), Even())
-    asked = [Asked(slot, 2 * slot, [2, 4, 9], 2, [(), (3,)]) for slot in range(3)]
-    stays = edit(editor, asked, torch.zeros(6, VOCAB)).isfinite()
+    editor.open(3, replace(plain, bad_words=((31,), (0,), *((token,) for token in range(2, VOCAB, 2)))), Even())
+    asked = [Asked(slot, 2 * slot, [2, 4, 9], 2, [(), (3,)]) for slot in range(4)]
+    stays = edit(editor, asked, torch.zeros(8, VOCAB)).isfinite()
     even, odd = list(range(0, VOCAB, 2)), list(range(1, VOCAB, 2))
-    # allowed tokens narrow the constraint, but where they leave nothing of it they are not followed
-    assert [row.nonzero()[:, 0].tolist() for row in stays] == [even, odd, [2, 4], [1, 3], [2], odd]
+    # allowed tokens and bans narrow the constraint, but where they leave nothing of it they are not followed
+    kept = [row.nonzero()[:, 0].tolist() for row in stays]
+    assert kept[:6] == [even, odd, [2, 4], [1, 3], [2], odd]
+    assert kept[6:] == [even, [token for token in odd if token != 31]]
 
 
 def test_a_slot_that_asks_for_nothing_is_not_known() -> None:
