@@ -19,6 +19,7 @@ import secrets
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -129,10 +130,19 @@ class Counters:
             waited_s = pause(began_s)
             if waited_s > looked_s + _ALIVE_S:
                 looked_s = waited_s
-                if not os.path.exists(f"/proc/{self._pid}"):
+                if not _lives(self._pid):
                     raise TransferFailed("the peer died")
                 if waited_s > timeout_s:
                     raise TransferFailed(f"nothing of the peer for {timeout_s:g} s")
+
+
+def _lives(pid: int) -> bool:
+    """One that died and that nobody has asked about is there still, as a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 class Ipc:
@@ -146,12 +156,12 @@ class Ipc:
         self._stage = 0
         self._is_source = rank == 0
         with torch.cuda.device(device):
-            self._runtime = _Runtime()
             (self._offer if self._is_source else self._take)(store)
 
     def send(self, tensor: Tensor) -> Pending:
         """It is in the stage when this returns."""
-        start, size = tensor.contiguous().data_ptr(), tensor.nbytes
+        whole = tensor.contiguous()
+        start, size = whole.data_ptr(), whole.nbytes
         with torch.cuda.device(self._device):
             for offset in range(0, size, _SLOT_BYTES):
                 self._counters.wait(_EMPTIED, self._count + 1 - _SLOTS, self._timeout_s)
@@ -224,7 +234,9 @@ class Ipc:
             os.close(file)
 
     def _allocated(self, file: int, nonce: bytes, store: Store) -> _Stage:
+        """What to offer. Raises NoSharedMemory, which the peer is told."""
         try:
+            self._runtime = _Runtime()
             self._stage = self._runtime.allocate(_SLOTS * _SLOT_BYTES)
             return _Stage(os.getpid(), file, nonce, self._runtime.share(self._stage))
         except NoSharedMemory:
@@ -237,7 +249,7 @@ class Ipc:
             raise NoSharedMemory("the peer has none to share")
         stage = msgspec.msgpack.decode(offer, type=_Stage)
         try:
-            self._counters = _peers_counters(stage)
+            self._runtime, self._counters = _Runtime(), _peers_counters(stage)
             self._stage = self._runtime.open(stage.handle)
         except NoSharedMemory as error:
             store.set("opened", f"0 {error}".encode())

@@ -97,6 +97,8 @@ def test_who_waits_for_a_dead_peer_or_a_broken_link_is_told() -> None:
     child = os.fork()
     if not child:
         os._exit(0)
+    with pytest.raises(TransferFailed, match="died"):
+        Counters(file, NONCE, child).wait(FILLED, 1, 60.0)
     os.waitpid(child, 0)
     with pytest.raises(TransferFailed, match="died"):
         Counters(file, NONCE, child).wait(FILLED, 1, 60.0)
