@@ -15,6 +15,7 @@ from msgspec import Struct
 from distspec.constraints import choice_grammar
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
+from distspec.serving.limits import valid_text
 from distspec.serving.schema import GenerationRequest
 
 MAX_CHARACTERS = 1 << 18
@@ -39,6 +40,7 @@ def asked(request: GenerationRequest) -> Asked | None:
     for one in found:
         if len(one.constraint.text) > MAX_CHARACTERS:
             raise InvalidField(one.field, len(one.constraint.text), f"at most {MAX_CHARACTERS} characters")
+        valid_text(one.field, one.constraint.text)
     return found[0] if found else None
 
 
@@ -62,8 +64,10 @@ def _response_format(request: GenerationRequest) -> Asked | None:
 
 def _structured_outputs(request: GenerationRequest) -> Asked | None:
     value, field = request.structured_outputs, "structured_outputs"
-    given = {name: item for name, item in _mapping(field, value or {}).items() if item is not None}
-    if value is None or not given:
+    if value is None:
+        return None
+    given = {name: item for name, item in _mapping(field, value).items() if item is not None}
+    if not given:
         return None
     for name in given:
         if name not in KINDS:
