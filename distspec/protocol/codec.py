@@ -15,6 +15,9 @@ from distspec.errors import BadMessage
 from distspec.protocol.messages import PROTOCOL_VERSION, Message
 from distspec.protocol.values import TokenLogprobs
 
+MAX_FRAME_BYTES = 64 * 2**20
+"""What a peer takes in: a larger frame ends its link."""
+
 
 class Head(Struct, frozen=True, array_like=True, kw_only=True):
     """What stands before the messages of a frame.
@@ -44,14 +47,27 @@ _logprobs = msgspec.msgpack.Decoder(tuple[TokenLogprobs, ...])
 
 
 def encode(messages: Sequence[Message], *, term: int, incarnation: int, sequence: int) -> bytes:
-    """One frame. Raises BadMessage for a number that MessagePack cannot hold (beyond 64 bits)."""
+    """One frame. Raises BadMessage for what MessagePack cannot hold: a number beyond 64 bits, half a surrogate pair."""
     try:
         body = Raw(_encoder.encode(messages))
         return _encoder.encode(
             _Frame(version=PROTOCOL_VERSION, term=term, incarnation=incarnation, sequence=sequence, messages=body)
         )
-    except (OverflowError, TypeError) as error:
+    except (OverflowError, TypeError, UnicodeEncodeError) as error:
         raise BadMessage(str(error)) from None
+
+
+def encode_all(messages: Sequence[Message], *, term: int, incarnation: int, sequence: int) -> list[bytes]:
+    """Messages in order, in one frame where that is not too large, else in several; the first is number `sequence`.
+
+    One message that is too large stays so. Raises BadMessage as `encode` does.
+    """
+    frame = encode(messages, term=term, incarnation=incarnation, sequence=sequence)
+    if len(frame) <= MAX_FRAME_BYTES or len(messages) == 1:
+        return [frame]
+    half = len(messages) // 2
+    first = encode_all(messages[:half], term=term, incarnation=incarnation, sequence=sequence)
+    return first + encode_all(messages[half:], term=term, incarnation=incarnation, sequence=sequence + len(first))
 
 
 def decode_head(data: bytes) -> tuple[Head, Raw]:

@@ -12,7 +12,7 @@ from zmq.utils.z85 import encode as z85encode
 
 from distspec.errors import BadMessage
 from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
-from distspec.protocol.codec import decode_head, decode_messages, encode
+from distspec.protocol.codec import decode_head, decode_messages, encode, encode_all
 from distspec.protocol.keys import Endpoint, FleetKeys
 from distspec.protocol.messages import (
     ClientHello,
@@ -145,10 +145,15 @@ class Hub:
 
     def _send_now(self, session: _Session) -> None:
         messages, session.outbox = session.outbox, []
-        session.sent += 1
-        frame = encode(messages, term=self.term, incarnation=session.peer.incarnation, sequence=session.sent)
         try:
-            self._pump.send([session.identity, frame])
+            frames = encode_all(
+                messages, term=self.term, incarnation=session.peer.incarnation, sequence=session.sent + 1
+            )
+            session.sent += len(frames)
+            for frame in frames:
+                self._pump.send([session.identity, frame])
+        except BadMessage as error:
+            self._lose(session, f"a message that cannot be sent: {error}")
         except zmq.Again:
             self._lose(session, f"{MAX_QUEUED_FRAMES} frames unread")
         except zmq.ZMQError:

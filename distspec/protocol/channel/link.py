@@ -10,7 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from distspec.errors import BadMessage, LinkLost
 from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
-from distspec.protocol.codec import decode_head, decode_messages, encode
+from distspec.protocol.codec import decode_head, decode_messages, encode_all
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import (
     ClientHello,
@@ -106,10 +106,15 @@ class Link:
         messages, self._outbox = self._outbox, []
         if self._closed or not messages:
             return
-        self._sent += 1
-        frame = encode(messages, term=self._endpoint.term, incarnation=self.incarnation, sequence=self._sent)
         try:
-            self._pump.send([frame])
+            frames = encode_all(
+                messages, term=self._endpoint.term, incarnation=self.incarnation, sequence=self._sent + 1
+            )
+            self._sent += len(frames)
+            for frame in frames:
+                self._pump.send([frame])
+        except BadMessage as error:
+            self._lose(LinkLost(f"a message that cannot be sent: {error}"))
         except zmq.Again:
             self._lose(LinkLost(f"{MAX_QUEUED_FRAMES} frames unread"))
 

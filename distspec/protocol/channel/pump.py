@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import zmq
 
-MAX_FRAME_BYTES = 64 * 2**20
+from distspec.protocol.codec import MAX_FRAME_BYTES
+
 MAX_QUEUED_FRAMES = 10_000
 _FRAMES_PER_TURN = 64
 _END_S = 0.5

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from distspec.errors import LinkLost
 from distspec.protocol.channel import Hub, Link, Peer
-from distspec.protocol.codec import encode
+from distspec.protocol.codec import MAX_FRAME_BYTES, encode
 from distspec.protocol.keys import Endpoint, FleetKeys
 from distspec.protocol.messages import (
     Cancel,
@@ -347,3 +347,30 @@ async def test_a_hub_closes_whatever_handshake_is_under_way() -> None:
         hub.close()
         link.close()
         await asyncio.gather(opening, return_exceptions=True)
+
+
+async def test_what_is_too_much_for_a_frame_goes_in_several(fleet: Fleet) -> None:
+    link, inbox, lost = fleet.link()
+    await link.open()
+    large = "x" * (MAX_FRAME_BYTES * 3 // 8)
+    up = [Fault(reason=f"{i}{large}") for i in range(3)]
+    down = [Refuse(reason=f"{i}{large}") for i in range(3)]
+    link.send(*up)
+    for message in down:
+        fleet.hub.send("verify:0", message)
+    await settle(lambda: lost.done() or len(inbox) == len(fleet.handler.messages) == 3)
+    assert not lost.done()
+    assert inbox == down
+    assert fleet.handler.messages == up
+
+
+async def test_a_message_that_cannot_be_sent_ends_its_link_alone(fleet: Fleet) -> None:
+    one, other = fleet.link("verify:0"), fleet.link("verify:1")
+    for link, _, _ in (one, other):
+        await link.open()
+    fleet.hub.send("verify:0", Refuse(reason="\ud800"))
+    fleet.hub.send("verify:1", Refuse(reason="fine"))
+    await settle(lambda: other[1])
+    assert "cannot be sent" in str(await one[2])
+    other[0].send(Fault(reason="\ud800"))
+    assert "cannot be sent" in str(await other[2])
