@@ -104,8 +104,8 @@ class Editor:
 
     def open(self, slot: int, params: SamplingParams, masker: Masker | None = None) -> None:
         if edited(params) or masker is not None:
-            allowed = self._packed(params.allowed_token_ids) if params.allowed_token_ids else None
-            self._slots[slot] = _Slot(params, masker, allowed)
+            known = [token for token in params.allowed_token_ids if token < self._vocab]
+            self._slots[slot] = _Slot(params, masker, self._packed(known) if known else None)
         if params.logit_bias:
             self._biases.open(slot, params)
         if _penalized(params):
@@ -174,8 +174,10 @@ class Editor:
             start += len(ask.paths)
             if slot.masker is not None:
                 slot.masker.fill(ask.committed, ask.paths, some)
-            if slot.allowed is not None:
-                _narrow_(some, slot.allowed)
+                if slot.allowed is not None:
+                    _narrow_(some, slot.allowed)
+            elif slot.allowed is not None:
+                some.copy_(slot.allowed)
             for row, tokens in zip(some, self._banned(ask), strict=True):
                 if tokens:
                     self._ban_(row, tokens)
@@ -205,9 +207,9 @@ class Editor:
         found = (banned(params, tail + path, before) for path in ask.paths)
         return [{token for token in tokens if token < self._vocab} for tokens in found]
 
-    def _packed(self, tokens: Iterable[int]) -> Tensor:
+    def _packed(self, tokens: Sequence[int]) -> Tensor:
         stays = torch.zeros(self._vocab, dtype=torch.bool)
-        stays[[token for token in tokens if token < self._vocab]] = True
+        stays[tokens] = True
         return packed(stays)
 
     def _integers(self, *columns: Sequence[int]) -> tuple[Tensor, ...]:
