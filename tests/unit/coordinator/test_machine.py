@@ -284,6 +284,19 @@ def test_a_worker_that_owes_an_answer_and_says_nothing_is_suspected(state: State
     assert (owes, "suspect") not in bench.handle(events.Tick()), "once is enough: a WorkerLeft follows"
 
 
+def test_who_waits_for_kv_owes_nothing_while_a_busy_prefill_worker_computes_it() -> None:
+    bench = reach(State.PREFILL)
+    limit = bench.settings.task_timeout_s
+    bench.now_s = 0.9 * limit
+    bench.handle(says("prefill", Fault(reason="it lives")))
+    bench.now_s = 1.1 * limit
+    assert bench.handle(events.Tick()) == []
+    bench.handle(verdict("prefill", 1, 8))
+    assert bench.handle(events.Tick()) == []
+    bench.now_s = 2.2 * limit
+    assert ("decode", "suspect") in bench.handle(events.Tick())
+
+
 def test_a_drafter_owes_its_draft() -> None:
     bench = Bench("decode", "draft")
     bench.handle(submit(policy="sd"))
