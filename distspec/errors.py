@@ -8,7 +8,8 @@
     |  `- Unavailable          503, retry later
     |- ConfigError             the operator's fault; carries the path of the key
     |  |- UnknownKey
-    |  `- InvalidValue
+    |  |- InvalidValue
+    |  `- TooLittleMemory      of a GPU; says how much is missing
     |- ModelNotFound           says where it was looked for
     |- ProtocolError           a peer broke the rules of the channel
     |  |- BadMessage
@@ -119,6 +120,29 @@ class UnknownKey(ConfigError):
 class InvalidValue(ConfigError):
     def __init__(self, path: str, got: object, need: str) -> None:
         super().__init__(path, f"got {_short(got)}, need {need}")
+
+
+class TooLittleMemory(ConfigError):
+    """A worker's share of a GPU is too small for what is asked of it.
+
+    share: of `total` bytes, None if even the whole device ran out; parts: bytes of each thing that needs them; missing:
+    bytes, None if unknown; others: bytes that other processes hold, where these leave less than the share.
+    """
+
+    def __init__(
+        self, share: float | None, *, total: int, parts: dict[str, int], missing: int | None, others: int | None
+    ) -> None:
+        size = f"{total / 2**30:.1f} GiB"
+        of = f"{share:g} of {size}" if share is not None else f"a GPU of {size}"
+        lacks = f"lacks {missing / 2**30:.2f} GiB" if missing is not None else "is too little for the largest step"
+        needs = ", ".join(f"{what} {count / 2**30:.2f}" for what, count in parts.items())
+        taken = f"; other processes hold {others / 2**30:.2f}" if others is not None else "; raise it"
+        super().__init__(
+            "engine.gpu_memory_utilization",
+            f"{of} {lacks} (GiB: {needs}){taken}, or lower model.max_model_len, engine.max_num_batched_tokens, "
+            "engine.max_num_seqs or engine.max_scratch_nodes",
+        )
+        self.missing = missing
 
 
 class ModelNotFound(DistspecError):

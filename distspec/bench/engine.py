@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import torch
+from msgspec.structs import replace
 
 from distspec import config
 from distspec.bench.kernels import copy_bandwidth
@@ -42,7 +43,8 @@ def measure(
     found = []
     for shape in shapes:
         model = load_model(PREFIX + shape, dtype=HALF, device=device)
-        engine = Engine(model, options, device=device, max_model_len=2 * CONTEXT)
+        pages = options.num_pages or options.max_num_seqs * options.pages_for(2 * CONTEXT)
+        engine = Engine(model, replace(options, num_pages=pages), device=device, max_model_len=2 * CONTEXT)
         found += Steps(shape, model, engine, bandwidth, repetitions, context).rows(batches, nodes)
         del model, engine
         torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from distspec.engine import Engine, MakeChains
 from distspec.errors import IllegalTransition
+from distspec.kv.pool import KVPool
 from distspec.protocol.values import ROOT, SamplingParams, Shape
 
 
@@ -126,6 +127,12 @@ def taps_of(drafter: Drafter | None) -> tuple[int, ...]:
     """Where in the target a drafter wants its features read, see models.Taps; most want none, and say nothing of it."""
     taps: tuple[int, ...] = getattr(drafter, "taps", ())
     return taps
+
+
+def pools_of(drafter: Drafter | None) -> tuple[KVPool, ...]:
+    """What a drafter keeps of positions on its device; most keep nothing, and say nothing of it."""
+    pool: KVPool | None = getattr(drafter, "pool", None)
+    return () if pool is None else (pool,)
 
 
 def check_row(row: DraftRow, length: int) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from distspec.constraints import Grammars, Hint, Matcher
-from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, lender_of, taps_of
+from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, lender_of, pools_of, taps_of
+from distspec.kv.pool import KVPool
 from distspec.protocol.values import ROOT, SamplingParams, Shape
 
 _FORCED = -0.05
@@ -38,6 +39,10 @@ class Guided:
     @property
     def taps(self) -> tuple[int, ...]:
         return taps_of(self._inner)
+
+    @property
+    def pool(self) -> KVPool | None:
+        return next(iter(pools_of(self._inner)), None)
 
     @property
     def lender(self) -> Lender | None:

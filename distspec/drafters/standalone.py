@@ -17,6 +17,7 @@ from distspec.drafters.base import DraftRow, Loan, Proposal, check_row, common, 
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Engine, Guesses, Outcome, Segment
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots
+from distspec.kv.pool import KVPool
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
 
 _NO_TREE = Shape(steps=0)
@@ -67,6 +68,10 @@ class StandaloneDrafter:
     @property
     def engine(self) -> Engine:
         return self._engine
+
+    @property
+    def pool(self) -> KVPool:
+        return self._engine.pool
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         texts = self._turned(rows)

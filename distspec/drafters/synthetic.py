@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distspec import synthetic
-from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, check_row, lender_of, limited, taps_of
+from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, check_row, lender_of, limited, pools_of, taps_of
 from distspec.drafters.sprout import worth
 from distspec.drafters.text import Text
+from distspec.kv.pool import KVPool
 from distspec.protocol.values import ROOT
 
 
@@ -28,6 +29,10 @@ class SyntheticDrafter:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._texts: dict[int, Text] = {}
+
+    @property
+    def pool(self) -> KVPool | None:
+        return next(iter(pools_of(self._drafter)), None)
 
     @property
     def lender(self) -> Lender | None:

@@ -1,16 +1,26 @@
 """How many KV pages fit.
 
-Knows bytes, of the device and of one position. Does not know requests.
+Knows bytes: of a device, of one position, and what was seen to be taken of them. Does not know requests, or what it is
+that takes them.
+
+On a GPU the pool gets what is left of the worker's share beside all else. What else there is, is seen and not foretold:
+the same models do their largest steps over a small pool first, their graphs captured (`rehearsed`), as vLLM profiles a
+run. By its own allocator a process sees what is its own, so that several workers that start at once on one GPU do not
+count each other's.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from distspec import config
-from distspec.errors import InvalidValue
+from distspec.errors import InvalidValue, TooLittleMemory
 from distspec.kv.pool import KVPool
 from distspec.models.config import ModelConfig
 
@@ -19,6 +29,29 @@ _CPU_BYTES = 512 * 2**20
 
 _CPU_SHARE = 0.25
 """Of the host's memory, at most. Pages that were never written take no memory yet."""
+
+DRIVER_BYTES = 2**30
+"""Left to what the allocator of a process does not see: the driver's context, kernels, graphs, buffers of libraries."""
+
+SHORT = 32
+"""Tokens of a text that takes a slot for a few rounds, where these are rehearsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device, in bytes: all of it, what nobody has, and what the tensors of this process have."""
+
+    total: int
+    free: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What workers need beside their pools, in bytes at its peak; position: what the pools keep of one position."""
+
+    peak: int
+    position: int
 
 
 def pages_that_fit(
@@ -29,32 +62,109 @@ def pages_that_fit(
     device: torch.device,
     features: int = 0,
 ) -> int:
-    """Pages for the pool: as configured, or from memory, and never more than all slots can use.
+    """Pages for one pool: as configured, or on a CPU from the host's memory, and then no more than all slots can use.
 
-    features: values kept of each position beside its KV. Call it after the weights are loaded. Raises InvalidValue
-    (a ConfigError) if not one page is left.
+    features: values kept of each position beside its KV. Raises InvalidValue (a ConfigError) if not one page is left,
+    or on a GPU where nobody configured or found the number: see `sized`.
     """
     if options.num_pages is not None:
         return options.num_pages
-    position = KVPool.position_bytes(model.num_layers, model.num_kv_heads, model.head_dim, dtype, features)
+    if device.type != "cpu":
+        raise InvalidValue("engine.num_pages", None, "a number: on a GPU engine.sizing.sized finds it")
+    page = options.page_size * KVPool.position_bytes(
+        model.num_layers, model.num_kv_heads, model.head_dim, dtype, features
+    )
     one = options.pages_for(max_model_len)
-    if device.type == "cuda":
-        fit = _cuda_bytes(model, options, device, features) // (position * options.page_size)
-    else:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        budget = min(max(_CPU_BYTES, one * options.page_size * position), int(_CPU_SHARE * memory))
-        fit = budget // (position * options.page_size)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fit = min(max(_CPU_BYTES, one * page), int(_CPU_SHARE * memory)) // page
     if fit < 1:
-        raise InvalidValue("engine.gpu_memory_utilization", options.gpu_memory_utilization, "room for one KV page")
+        raise InvalidValue("engine.page_size", options.page_size, "room for one KV page in a quarter of the memory")
     return min(fit, one * options.max_num_seqs)
 
 
-def _cuda_bytes(model: ModelConfig, options: config.Engine, device: torch.device, features: int) -> int:
-    """What gpu_memory_utilization leaves after everything that is allocated now and a step's activations."""
+def sized(
+    options: config.Engine,
+    device: torch.device,
+    *,
+    longest: int,
+    least: int,
+    play: Callable[[config.Engine], Iterable[KVPool]],
+) -> config.Engine:
+    """The options with num_pages, for each pool that `play` makes, if it is not configured and the device is a GPU.
+
+    longest: tokens of a request; no more pages are taken than all slots then use. least: tokens of a request that there
+    must be room for. play: makes what will run with the options it is given, has it do its largest steps, and returns
+    its pools; it is called once, after everything that stays was loaded. Raises TooLittleMemory.
+    """
+    if options.num_pages is not None or device.type != "cuda":
+        return options
+    work = rehearsed(device, lambda: play(msgspec.structs.replace(options, num_pages=few(options))))
+    if not work.position:
+        return options
+    fit = pages_within(memory_of(device), work, options, least)
+    return msgspec.structs.replace(options, num_pages=min(fit, options.pages_for(longest) * options.max_num_seqs))
+
+
+def pages_within(memory: Memory, work: Work, options: config.Engine, least: int) -> int:
+    """Pages for which a worker's share of a device has room, and the device too. Raises TooLittleMemory where a request
+    of `least` tokens would not fit."""
+    share = int(options.gpu_memory_utilization * memory.total) - DRIVER_BYTES - memory.held
+    page = work.position * options.page_size
+    pages, need = (min(share, memory.free) - work.peak) // page, options.pages_for(least)
+    if pages >= need:
+        return pages
+    parts = {
+        "weights": memory.held,
+        "the driver": DRIVER_BYTES,
+        "the largest step and CUDA graphs": work.peak,
+        f"KV of a request of {least} tokens": need * page,
+    }
+    raise TooLittleMemory(
+        options.gpu_memory_utilization,
+        total=memory.total,
+        parts=parts,
+        missing=need * page + work.peak - min(share, memory.free),
+        others=memory.total - memory.free - memory.held if memory.free < share else None,
+    )
+
+
+def rehearsed(device: torch.device, play: Callable[[], Iterable[KVPool]]) -> Work:
+    """What `play` takes at its peak on a GPU beyond what is there before; nothing of it is left. It returns the pools
+    that it made, which are not counted. Raises TooLittleMemory if it runs out of memory."""
+    before = _settled(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        sizes = [_sizes(pool) for pool in play()]
+    except torch.cuda.OutOfMemoryError as error:
+        total = torch.cuda.get_device_properties(device).total_memory
+        raise TooLittleMemory(None, total=total, parts={"weights": before}, missing=None, others=None) from error
+    torch.cuda.synchronize(device)
+    # What is reserved, not what is allocated: the allocator keeps what it once took, and so will that of the worker.
+    peak = torch.cuda.max_memory_reserved(device) - before
+    _settled(device)
+    return Work(peak=max(0, peak - sum(whole for whole, _ in sizes)), position=sum(each for _, each in sizes))
+
+
+def memory_of(device: torch.device) -> Memory:
+    """Of a GPU, now."""
+    held = _settled(device)
     free, total = torch.cuda.mem_get_info(device)
-    judged = options.max_num_seqs * (1 + options.max_scratch_nodes)
-    # float32 logits, noise, and two temporaries of the truncation; inner activations of the largest step
-    activations = 4 * 4 * judged * model.vocab_size
-    inner = model.intermediate_size + model.hidden_size + features
-    activations += 4 * 4 * (options.max_num_batched_tokens + judged) * inner
-    return int(options.gpu_memory_utilization * total) - (total - free) - activations
+    return Memory(total=total, free=free, held=held)
+
+
+def few(options: config.Engine) -> int:
+    """Pages for the largest steps: a chunk of a prompt, or a text of SHORT tokens in each slot with all its nodes."""
+    return max(options.pages_for(options.max_num_batched_tokens), options.max_num_seqs * options.pages_for(SHORT))
+
+
+def _settled(device: torch.device) -> int:
+    """Bytes of this process's tensors, when the allocator has given back all else."""
+    gc.collect()  # graphs and what they captured may hang in cycles
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
+
+
+def _sizes(pool: KVPool) -> tuple[int, int]:
+    """Bytes of a pool, and of one position in it."""
+    return pool.data.nbytes + pool.features.nbytes, pool.width * pool.data.itemsize

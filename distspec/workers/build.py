@@ -10,19 +10,25 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from distspec import models
 from distspec.config import FEATURE_DRAFTERS, Config
+from distspec.config import Engine as EngineOptions
 from distspec.constraints import Compiler, Grammars
 from distspec.drafters import Drafter, make
+from distspec.drafters.base import pools_of
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES
+from distspec.engine.rehearsal import rehearse
+from distspec.engine.sizing import sized
 from distspec.engine.synthetic import SyntheticEngine
 from distspec.errors import FleetError
+from distspec.kv.pool import KVPool
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello
 from distspec.rounds.arrivals import Arrivals
@@ -35,6 +41,7 @@ from distspec.workers.compute import Later, Work
 from distspec.workers.draft import DraftWork
 from distspec.workers.fingerprint import fingerprint
 from distspec.workers.names import actor, actor_name, node_address
+from distspec.workers.rehearsal import chains, rehearse_desk, rehearse_drafter
 from distspec.workers.target import TargetWork
 
 _DRAFTED_AT_ONCE = 256
@@ -76,21 +83,51 @@ def _target(
 ) -> tuple[TargetWork, Hello, Place]:
     role = worker.partition(":")[0]
     model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
-    longest = config.max_model_len(model.config.max_position)
-    local = config.speculation.placement == "local" and role == "decode"
     # Where the work and its desk come from below, grammars are ready at the earliest when requests arrive.
     grammars = _grammars(config, model.config, wake=lambda: later(lambda: work.compiled()))
+    assemble = partial(_assembled, role=role, model=model, device=device, grammars=grammars)
+    engine, desk, drafts, _ = assemble(_target_sized(config, model, device, assemble))
+    transport = _transport(config, worker, device)
+    work = TargetWork(engine, desk, transport, later)
+    hello = Hello(
+        worker=worker,
+        role=role,
+        incarnation=0,
+        fingerprint={},
+        slots=engine.slots,
+        capacity=engine.capacity,
+        page_size=engine.page_size,
+        max_model_len=engine.max_model_len,
+        vocab_size=model.config.vocab_size,
+        step_cost=engine.measure(),
+        drafts=drafts,
+    )
+    return work, hello, transport.place
+
+
+class _Assembled(NamedTuple):
+    """drafts: there is a drafter. pools: of the engine and the drafters."""
+
+    engine: Engine
+    desk: Desk
+    drafts: bool
+    pools: list[KVPool]
+
+
+def _assembled(config: Config, role: str, model: Llama, device: torch.device, grammars: Grammars | None) -> _Assembled:
+    """All of a target worker that takes memory beside the target's weights."""
+    local = config.speculation.placement == "local" and role == "decode"
+    longest = config.max_model_len(model.config.max_position)
     drafter, quick = (
         _drafters(config, longest, model.config.vocab_size, device, grammars, model) if local else (None, None)
     )
     kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
-    taps = _taps(config, model.config)
     engine = kind(
         model,
         config.engine,
         device=device,
         max_model_len=config.model.max_model_len,
-        taps=taps,
+        taps=_taps(config, model.config),
         acceptance=ACCEPTANCES[config.speculation.acceptance],
         grammars=grammars,
     )
@@ -105,31 +142,32 @@ def _target(
     )
     if role == "decode":
         desk.prepare({0, *_chains(config)} if local else {0})
-    transport = _transport(config, worker, device)
-    work = TargetWork(engine, desk, transport, later)
-    hello = Hello(
-        worker=worker,
-        role=role,
-        incarnation=0,
-        fingerprint={},
-        slots=engine.slots,
-        capacity=engine.capacity,
-        page_size=engine.page_size,
-        max_model_len=engine.max_model_len,
-        vocab_size=model.config.vocab_size,
-        step_cost=engine.measure(),
-        drafts=drafter is not None,
-    )
-    return work, hello, transport.place
+    return _Assembled(engine, desk, drafter is not None, [engine.pool, *pools_of(drafter), *pools_of(quick)])
+
+
+def _target_sized(
+    config: Config, model: Llama, device: torch.device, assemble: Callable[[Config], _Assembled]
+) -> Config:
+    """With engine.num_pages, for the target and a drafter beside it alike: both hold the same texts."""
+
+    def play(options: EngineOptions) -> list[KVPool]:
+        small = msgspec.structs.replace(
+            config, engine=options, model=msgspec.structs.replace(config.model, max_model_len=None)
+        )
+        engine, desk, drafts, pools = assemble(small)
+        rehearse(engine, options)
+        rehearse_desk(desk, engine, small, drafts)
+        return pools
+
+    longest = config.max_model_len(model.config.max_position)
+    options = sized(config.engine, device, longest=longest, least=config.model.max_model_len or 1, play=play)
+    return msgspec.structs.replace(config, engine=options)
 
 
 def _chains(config: Config) -> Collection[int]:
     """Numbers of drafts of a round that are configured, if such rounds may roll."""
     spec = config.speculation
-    steps = spec.num_speculative_tokens
-    if steps is None or spec.topk > 1 or spec.acceptance != "coupled":
-        return ()
-    return steps.values() if isinstance(steps, dict) else (steps,)
+    return () if spec.topk > 1 or spec.acceptance != "coupled" else chains(config)
 
 
 def _draft(
@@ -137,7 +175,20 @@ def _draft(
 ) -> tuple[DraftWork, Hello]:
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
     longest = config.max_model_len(shape.max_position)
-    drafter, quick = _drafters(config, longest, shape.vocab_size, device, _grammars(config, shape))
+    taps, dtype = _taps(config, shape), getattr(torch, config.model.dtype)
+    width, grammars = len(taps) * shape.hidden_size, _grammars(config, shape)
+
+    def play(options: EngineOptions) -> list[KVPool]:
+        small = msgspec.structs.replace(config, engine=options)
+        made = _drafters(small, longest, shape.vocab_size, device, grammars)
+        for one in made:
+            if one is not None:
+                rehearse_drafter(one, small, width, dtype, device)
+        return [pool for one in made for pool in pools_of(one)]
+
+    options = sized(config.engine, device, longest=longest, least=1, play=play)
+    made = msgspec.structs.replace(config, engine=options)
+    drafter, quick = _drafters(made, longest, shape.vocab_size, device, grammars)
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     hello = Hello(
@@ -152,10 +203,9 @@ def _draft(
         vocab_size=shape.vocab_size,
         drafts=True,
     )
-    taps, arrivals = _taps(config, shape), None
+    arrivals = None
     if taps:
-        dtype, transport = getattr(torch, config.model.dtype), _transport(config, worker, device)
-        arrivals = Arrivals(transport, later, width=len(taps) * shape.hidden_size, dtype=dtype, device=device)
+        arrivals = Arrivals(_transport(config, worker, device), later, width=width, dtype=dtype, device=device)
     return DraftWork(drafter, time.time, quick, arrivals), hello
 
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace as replace_shape
-
 import pytest
 import torch
 from msgspec.structs import replace
 
 from distspec import config
 from distspec.engine import Engine, Segment
-from distspec.engine.sizing import pages_that_fit
 from distspec.errors import ConfigError, IllegalTransition, InvalidValue, OutOfPages, OutOfSlots
 from distspec.models import ModelConfig, random_model
 from distspec.models.llama import Llama
@@ -136,13 +133,6 @@ def test_taps_must_be_layers_of_the_model(model: Llama) -> None:
     for bad in ((-1,), (0, 2)):
         with pytest.raises(InvalidValue, match="taps"):
             Engine(model, config.Engine(num_pages=8), device=CPU, taps=bad)
-
-
-def test_features_leave_room_for_fewer_pages() -> None:
-    shape = replace_shape(SHAPE, num_layers=64, max_position=2**20)
-    options, longest = config.Engine(page_size=16), 2**14
-    plain, tapped = (pages_that_fit(shape, options, longest, torch.float32, CPU, width) for width in (0, 1024))
-    assert tapped == plain // 2
 
 
 def test_measuring_leaves_nothing_behind(model: Llama) -> None:

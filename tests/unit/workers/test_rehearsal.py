@@ -1,0 +1,137 @@
+"""A worker whose pool has no size yet is made twice: small, to see what its largest steps take, and then for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+from distspec import config
+from distspec.config import Config, load
+from distspec.engine import sizing
+from distspec.kv.pool import KVPool
+from distspec.models import save_pretrained
+from distspec.models.draft_checkpoint import save_draft
+from distspec.protocol.messages import Freed, Progress
+from distspec.rounds import Desk, Reply
+from distspec.workers import build as building
+from distspec.workers.build import build
+from tests.featured import made, target
+
+Play = Callable[[config.Engine], Iterable[KVPool]]
+PAGES = 77
+SLOTS, SCRATCH, BUDGET = 3, 16, 48
+CELLS = [
+    ("none", "coupled", 1),
+    ("ngram", "coupled", 1),
+    ("standalone", "coupled", 1),
+    ("standalone", "coupled", 2),
+    ("standalone", "ratio", 1),
+    ("eagle3", "coupled", 1),
+    ("eagle3", "coupled", 2),
+    ("eagle3", "block", 1),
+    ("dflash", "coupled", 1),
+]
+REMOTE = [("standalone", 1), ("standalone", 2), ("eagle3", 2), ("dflash", 1)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {name: tmp_path_factory.mktemp(name) for name in ("standalone", "eagle3", "dflash")}
+    save_pretrained(target(), found["standalone"])
+    for name in ("eagle3", "dflash"):
+        save_draft(made(name), found[name])
+    return found
+
+
+def configured(folders: dict[str, Path], drafter: str, acceptance: str, topk: int, placement: str) -> Config:
+    speculation = {
+        "placement": placement,
+        "drafter": drafter,
+        "acceptance": acceptance,
+        "policy": "ar" if drafter == "none" else "sd",
+        "allowed_policies": ["ar", "sd"],
+        "num_speculative_tokens": 3,
+        "topk": topk,
+    }
+    if drafter in folders:
+        speculation["draft_model"] = str(folders[drafter])
+    engine = {"max_num_seqs": SLOTS, "max_scratch_nodes": SCRATCH, "max_num_batched_tokens": BUDGET, "device": "cpu"}
+    model = {"name": str(folders["standalone"]), "dtype": "float32", "max_model_len": 150}
+    tree = {
+        "model": model,
+        "engine": engine,
+        "speculation": speculation,
+        "pools": {"draft": {"replicas": int(drafter != "none")}},
+    }
+    return load(tree)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[KVPool]:
+    """The pools that were rehearsed. There is no GPU whose memory could be looked at; all else is real."""
+    found: list[KVPool] = []
+
+    def sized(options: config.Engine, device: torch.device, *, longest: int, least: int, play: Play) -> config.Engine:
+        assert longest == 150
+        found.extend(play(structs.replace(options, num_pages=sizing.few(options))))
+        return structs.replace(options, num_pages=PAGES)
+
+    monkeypatch.setattr(building, "sized", sized)
+    return found
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[Reply]:
+    """What desks answer."""
+    found: list[Reply] = []
+
+    class Heard(Desk):
+        def receive(self, message: object) -> list[Reply]:
+            replies = super().receive(message)  # type: ignore[arg-type]
+            found.extend(replies)
+            return replies
+
+        def step(self) -> list[Reply]:
+            replies = super().step()
+            found.extend(replies)
+            return replies
+
+    monkeypatch.setattr(building, "Desk", Heard)
+    return found
+
+
+def check_pools(pools: list[KVPool], count: int) -> None:
+    """Each was worked in."""
+    assert len(pools) == count
+    assert all(pool.data.count_nonzero() for pool in pools)
+
+
+@pytest.mark.parametrize(("drafter", "acceptance", "topk"), CELLS)
+def test_a_decode_worker_with_its_drafter(
+    folders: dict[str, Path], played: list[KVPool], said: list[Reply], drafter: str, acceptance: str, topk: int
+) -> None:
+    """Requests in all slots, with and without drafts, get all their tokens; none is refused or fails."""
+    worker = build(configured(folders, drafter, acceptance, topk, "local"), "decode:0", 1, lambda action: None)
+    check_pools(played, 2 if drafter in folders else 1)
+    assert {type(reply) for reply in said} == {Progress, Freed}
+    progress = [reply for reply in said if isinstance(reply, Progress)]
+    rounds = 1 if drafter == "none" else 2
+    assert sum(len(reply.tokens) for reply in progress) == rounds * SLOTS * (sizing.SHORT - 4)
+    assert worker.hello.capacity == PAGES * worker.hello.page_size
+    assert worker.hello.max_model_len == 150
+
+
+@pytest.mark.parametrize(("drafter", "topk"), REMOTE)
+def test_a_draft_worker(folders: dict[str, Path], played: list[KVPool], drafter: str, topk: int) -> None:
+    build(configured(folders, drafter, "coupled", topk, "pool"), "draft:0", 1, lambda action: None)
+    check_pools(played, 1)
+
+
+@pytest.mark.parametrize("role", ["prefill", "verify"])
+def test_a_worker_that_only_judges(folders: dict[str, Path], played: list[KVPool], role: str) -> None:
+    build(configured(folders, "standalone", "coupled", 1, "pool"), f"{role}:0", 1, lambda action: None)
+    check_pools(played, 1)
