@@ -135,7 +135,8 @@ def candidates(policies: Iterable[str], most: Sizes) -> Iterator[tuple[str, Size
 def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     """Sizes worth comparing: a grid that is fine where little things matter.
 
-    Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already.
+    Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already; `bvsp` a
+    whole bush, where rows cost little.
     """
     steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
     if policy == "pearl":
@@ -150,13 +151,12 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
                 for nodes in _nodes(k, topk, most.nodes):
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
     elif policy in ("ssd", "bvsp"):
-        ahead = min(2 if policy == "ssd" else 4, most.lookahead)
         for k in (k for k in ((2, 4, 6) if policy == "ssd" else (1, 2, 4)) if k <= most.steps):
-            yield replace(most, steps=k, topk=1, nodes=min(4 * k, most.nodes), lookahead=ahead)
-            if policy == "ssd":
-                yield replace(most, steps=k, topk=1, nodes=min(2 * k, most.nodes), lookahead=ahead)
+            for nodes, ahead in ((2 * k, 2), (4 * k, 2)) if policy == "ssd" else ((4 * k, 4), (64, 2)):
+                sizes = replace(most, nodes=min(nodes, most.nodes), lookahead=min(ahead, most.lookahead))
+                yield replace(sizes, steps=k, topk=1)
             if most.topk > 1:
-                yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=ahead)
+                yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=min(2, most.lookahead))
 
 
 def _nodes(steps: int, topk: int, most: int) -> list[int]:
