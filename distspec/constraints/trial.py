@@ -144,8 +144,10 @@ class _Child:
         """A line of the child's."""
         assert self._process.stdout is not None
         line, end_s = b"", time.monotonic() + limit_s
+        heard = select.poll()  # select itself takes no descriptor beyond 1023, and a server has one for each client
+        heard.register(self._process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end_s - time.monotonic()))
+            ready = heard.poll(1000 * max(0.0, end_s - time.monotonic()))
             part = self._process.stdout.read(1 << 16) if ready else None
             if not part:
                 self.end()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,12 @@ def test_a_child_whose_parent_is_gone_stops_compiling(folder: Path) -> None:
     child._process.stdin.write(json.dumps([LONG.kind, LONG.text]).encode() + b"\n")
     assert child._process.wait(120) != 0
     made.close()
+
+
+def test_children_are_heard_in_a_process_with_many_open_files(folder: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        made = Trials(folder, vocab_size(), [end_id()])
+        stack.callback(made.close)
+        assert made.submit(GOOD).result(120) is None
