@@ -156,7 +156,7 @@ def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]
     found += [("speculation", {"policy": wrong}, "speculation.policy") for wrong in ("warp", 5)]
     depth = "num_speculative_tokens"
     found += [("speculation", {depth: wrong}, f"speculation.{depth}") for wrong in (0, -1, 10**6, "3")]
-    unsupported = {"tools": [{"type": "function"}], "suffix": "end"}
+    unsupported = {"suffix": "end"}
     return found + [(name, value, name) for name, value in unsupported.items()]
 
 
@@ -202,7 +202,9 @@ def _messages(max_model_len: int) -> list[Bad]:
         chat("image", "messages[0].content[0]", messages=said([{"type": "image_url", "image_url": {"url": "x"}}])),
         chat("part without text", "messages[0].content[0]", messages=said([{"type": "text"}])),
         chat(
-            "tool calls", "messages[0].tool_calls", messages=[{"role": "assistant", "content": "", "tool_calls": [1]}]
+            "tool calls",
+            "messages[0].tool_calls[0]",
+            messages=[{"role": "assistant", "content": "", "tool_calls": [1]}],
         ),
         chat("half a surrogate", "messages[0].content", messages=said("\ud800")),
         chat("too long", "messages", messages=said("a 7 " * max_model_len)),

@@ -5,13 +5,16 @@ Knows the JSON of `prompt` and `messages`. Does not know tokenizers or templates
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distspec.errors import InvalidField
 from distspec.serving.limits import Limits, check_length, token_ids, valid_text
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
+"""What a message of a role may hold beside its content; the template is told of it."""
 
 
 def prompts(value: object, limits: Limits, keep: int | None = None) -> list[str | tuple[int, ...]]:
@@ -40,8 +43,8 @@ def prompts(value: object, limits: Limits, keep: int | None = None) -> list[str 
     return found
 
 
-def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, str]]:
-    """Role and content of each message, content as one string. Raises InvalidField."""
+def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, Any]]:
+    """Role and content of each message, content as one string, and calls of tools. Raises InvalidField."""
     if not messages:
         raise InvalidField("messages", messages, "at least one message")
     check_length("messages", len(messages), limits)  # each is a token at least
@@ -53,13 +56,33 @@ def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, str]]:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise InvalidField(f"{where}.role", role, f"one of {', '.join(ROLES)}")
+        own = {name: message[name] for name in _OF_ROLE.get(role, ()) if message.get(name)}
         for name, value in message.items():
-            if name not in ("role", "content", "name") and value:
+            if name not in ("role", "content", "name", *own) and value:
                 raise InvalidField(f"{where}.{name}", value, "nothing (not supported)")
+        if "tool_calls" in own:
+            own["tool_calls"] = _calls(f"{where}.tool_calls", own["tool_calls"])
+        is_silent = "tool_calls" in own and message.get("content") in (None, "")
+        content = "" if is_silent else _content(where, message.get("content"))
         # `developer` is OpenAI's newer name for `system`; templates do not know it.
-        found.append(
-            {"role": "system" if role == "developer" else role, "content": _content(where, message.get("content"))}
-        )
+        found.append({"role": "system" if role == "developer" else role, "content": content, **own})
+    return found
+
+
+def _calls(field: str, calls: object) -> list[dict[str, Any]]:
+    """As templates have them, with arguments as an object instead of its JSON."""
+    if not isinstance(calls, list):
+        raise InvalidField(field, calls, "a list of calls")
+    found = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidField(f"{field}[{i}]", call, "a call of a function by its name")
+        try:
+            arguments = json.loads(valid_text(f"{field}[{i}].function.arguments", function.get("arguments") or "{}"))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise InvalidField(f"{field}[{i}].function.arguments", function.get("arguments"), "JSON") from None
+        found.append({**call, "function": {"name": function["name"], "arguments": arguments}})
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from distspec.errors import RequestError
 from distspec.serving import logprobs
 from distspec.serving.results import Chunk, Completion, PromptReport, Stats
+from distspec.serving.tools import Forced
 
 Kind = Literal["completion", "chat"]
 DONE = b"data: [DONE]\n\n"
@@ -29,13 +30,14 @@ _TYPES = {429: "rate_limit_error", 404: "not_found_error", 503: "service_unavail
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What else a request wants to be told: logprobs of the answer and of its prompt, token ids. spell: see
-    serving.logprobs."""
+    """What else a request wants to be told: logprobs of the answer and of its prompt, token ids; and whether its answer
+    is calls of tools. spell: see serving.logprobs."""
 
     spell: logprobs.Spell
     logprobs: bool = False
     prompt_logprobs: bool = False
     token_ids: bool = False
+    calls: Forced | None = None
 
     @property
     def wanted(self) -> bool:
@@ -97,24 +99,33 @@ class Envelope:
         }
 
     def _choice(self, index: int, part: Completion | Chunk) -> dict[str, Any]:
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": part.text}} if self.kind == "chat" else {"text": part.text}
-        )
-        return self._filled(index, content, part)
+        if self.kind == "completion":
+            return self._filled(index, {"text": part.text}, part)
+        return self._filled(index, {"message": {"role": "assistant", **self._said(part.text)}}, part)
 
     def _delta(self, index: int, chunk: Chunk, opens: bool) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": chunk.text} if opens else {"content": chunk.text}
+        said = self._said(chunk.text)
+        said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(said.get("tool_calls", ()))]
+        delta = ({"role": "assistant"} if opens else {}) | {name: item for name, item in said.items() if item != []}
         return self._filled(index, {"delta": delta}, chunk)
+
+    def _said(self, text: str) -> dict[str, Any]:
+        """What a message holds: its text, or calls where these are the whole of it."""
+        calls = self.extras.calls.calls(text) if self.extras.calls is not None else None
+        return {"content": text} if calls is None else {"content": None, "tool_calls": calls}
 
     def _filled(self, index: int, content: dict[str, Any], part: Completion | Chunk) -> dict[str, Any]:
         return {
             "index": index,
             **content,
             "logprobs": self._logprobs(part) if self.extras.logprobs else None,
-            "finish_reason": part.finish_reason,
+            "finish_reason": self._reason(part.finish_reason),
             **({"token_ids": part.token_ids} if self.extras.token_ids else {}),
             **(self._of_prompt(part.prompt) if self.kind == "completion" else {}),
         }
+
+    def _reason(self, reason: str | None) -> str | None:
+        return self.extras.calls.reason if self.extras.calls is not None and reason == "stop" else reason
 
     def _logprobs(self, part: Completion | Chunk) -> dict[str, Any]:
         """Of a piece of a completion, those of an echoed prompt come first."""

@@ -41,15 +41,12 @@ HARMLESS = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "prediction",
-        "parallel_tool_calls",
     }
 )
 """Fields that change no answer: accepted and not looked at."""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "top_logprobs": (None, 0),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "suffix": (None, ""),
@@ -120,9 +117,15 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """logprobs: report those of the answer's tokens, and of the top_logprobs likeliest tokens beside each."""
+    """tools, tool_choice, parallel_tool_calls: see serving.tools.
+
+    logprobs: report those of the answer's tokens, and of the top_logprobs likeliest tokens beside each.
+    """
 
     messages: list[Any]
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 

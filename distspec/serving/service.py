@@ -20,7 +20,7 @@ from distspec.constraints.trial import Trials
 from distspec.errors import BadConstraint, InvalidField, RequestError, Unavailable
 from distspec.protocol.messages import Output
 from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, Usage
-from distspec.serving import prompts, sampling, schema, structure
+from distspec.serving import prompts, sampling, schema, structure, tools
 from distspec.serving.limits import Limits
 from distspec.serving.pieces import Pieces
 from distspec.serving.results import Chunk, Completion, PromptReport, stats
@@ -85,7 +85,8 @@ class Service:
         """Jobs of the n choices of a conversation. Raises InvalidField."""
         turns = prompts.turns(request.messages, self.limits)
         self._check_streams("n", 1, request)
-        return await self._jobs(request, [("messages", await asyncio.to_thread(self.text.chat, turns))])
+        prompt = await asyncio.to_thread(self.text.chat, turns, tools.offered(request))
+        return await self._jobs(request, [("messages", prompt)])
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """Chunks of one job, the last with a finish_reason. Closing it cancels the job. Raises RequestError."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 from distspec.constraints import choice_grammar
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
+from distspec.serving import tools
 from distspec.serving.limits import valid_text
 from distspec.serving.schema import GenerationRequest
 
@@ -34,7 +35,9 @@ class Asked(Struct, frozen=True):
 
 def asked(request: GenerationRequest) -> Asked | None:
     """The one constraint of a request; None if its answer is free. Raises InvalidField."""
-    found = [one for one in (_response_format(request), _structured_outputs(request)) if one is not None]
+    calls = tools.constraint(request)
+    forms = _response_format(request), _structured_outputs(request), Asked("tool_choice", calls) if calls else None
+    found = [one for one in forms if one is not None]
     if len(found) > 1:
         raise InvalidField(found[1].field, found[1].constraint.kind, f"one constraint at most, beside {found[0].field}")
     for one in found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distspec.errors import InvalidField
 
@@ -75,8 +75,9 @@ class Text:
         known = [_BYTE_LEVEL.get(char) for char in name]
         return bytes(byte for byte in known if byte is not None) if None not in known else once.encode()
 
-    def chat(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Tokens of a conversation (role and content of each turn), up to where the assistant speaks.
+    def chat(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Tokens of a conversation (role and content of each turn), up to where the assistant speaks, as a template has
+        it that is also told of tools.
 
         Raises InvalidField if there is no chat template, or it does not take these turns.
         """
@@ -85,7 +86,9 @@ class Text:
         if not self._tokenizer.chat_template:
             raise InvalidField("messages", "a conversation", "a model with a chat template (or use /v1/completions)")
         try:
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                turns, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
         except jinja2.TemplateError as error:
             raise InvalidField("messages", turns, f"what the chat template takes: {error}") from None
         # The template spells its own special tokens.
