@@ -141,12 +141,18 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
-    """One pool of Ray actors. resources: custom Ray resources each actor asks for."""
+    """One pool of Ray actors. resources: custom Ray resources each actor asks for. num_gpus below 1: workers share a
+    GPU, and each takes this part of engine.gpu_memory_utilization of it."""
 
     replicas: Natural = 0
     num_cpus: Annotated[float, Meta(ge=0)] = 0.0
     num_gpus: Annotated[float, Meta(ge=0)] = 0.0
     resources: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def gpu_part(self) -> float:
+        """Of one GPU, that a worker has to itself."""
+        return self.num_gpus if 0 < self.num_gpus < 1 else 1.0
 
 
 class Pools(Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,9 +217,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return self.speculation.allowed_policies if self.speculation.drafter != "none" else ("ar",)
 
     @property
-    def reads_remotely(self) -> bool:
-        """Draft workers read features, which targets send them."""
-        return self.speculation.placement == "pool" and self.speculation.drafter in FEATURE_DRAFTERS
+    def reads_features(self) -> bool:
+        """The drafter reads features: those of the worker that it is in, or such as targets send it."""
+        return self.speculation.drafter in FEATURE_DRAFTERS
 
     def max_model_len(self, max_position: int) -> int:
         """The longest request in tokens: as configured, or what the model takes and the configured pages hold."""

@@ -136,7 +136,11 @@ class TooLittleMemory(ConfigError):
         of = f"{share:g} of {size}" if share is not None else f"a GPU of {size}"
         lacks = f"lacks {missing / 2**30:.2f} GiB" if missing is not None else "is too little for the largest step"
         needs = ", ".join(f"{what} {count / 2**30:.2f}" for what, count in parts.items())
-        taken = f"; other processes hold {others / 2**30:.2f}" if others is not None else "; raise it"
+        taken = (
+            f"; other processes hold {others / 2**30:.2f}"
+            if others is not None
+            else "; raise it, or num_gpus of a pool that asks for a part of one"
+        )
         super().__init__(
             "engine.gpu_memory_utilization",
             f"{of} {lacks} (GiB: {needs}){taken}, or lower model.max_model_len, engine.max_num_batched_tokens, "

@@ -86,31 +86,34 @@ def sized(
     options: config.Engine,
     device: torch.device,
     *,
+    share: float,
     longest: int,
     least: int,
     play: Callable[[config.Engine], Iterable[KVPool]],
 ) -> config.Engine:
     """The options with num_pages, for each pool that `play` makes, if it is not configured and the device is a GPU.
 
-    longest: tokens of a request; no more pages are taken than all slots then use. least: tokens of a request that there
-    must be room for. play: makes what will run with the options it is given, has it do its largest steps, and returns
-    its pools; it is called once, after everything that stays was loaded. Raises TooLittleMemory.
+    share: of the GPU's memory, for all of this process. longest: tokens of a request; no more pages are taken than all
+    slots then use. least: tokens of a request that there must be room for. play: makes what will run with the options
+    it is given, has it do its largest steps, and returns its pools; it is called once, after everything that stays was
+    loaded. Raises TooLittleMemory.
     """
     if options.num_pages is not None or device.type != "cuda":
         return options
     work = rehearsed(device, lambda: play(msgspec.structs.replace(options, num_pages=few(options))))
     if not work.position:
         return options
-    fit = pages_within(memory_of(device), work, options, least)
+    fit = pages_within(memory_of(device), share, work, options, least)
     return msgspec.structs.replace(options, num_pages=min(fit, options.pages_for(longest) * options.max_num_seqs))
 
 
-def pages_within(memory: Memory, work: Work, options: config.Engine, least: int) -> int:
+def pages_within(memory: Memory, share: float, work: Work, options: config.Engine, least: int) -> int:
     """Pages for which a worker's share of a device has room, and the device too. Raises TooLittleMemory where a request
     of `least` tokens would not fit."""
-    share = int(options.gpu_memory_utilization * memory.total) - DRIVER_BYTES - memory.held
+    own = int(share * memory.total) - DRIVER_BYTES - memory.held
+    room = min(own, memory.free) - work.peak
     page = work.position * options.page_size
-    pages, need = (min(share, memory.free) - work.peak) // page, options.pages_for(least)
+    pages, need = room // page, options.pages_for(least)
     if pages >= need:
         return pages
     parts = {
@@ -120,11 +123,11 @@ def pages_within(memory: Memory, work: Work, options: config.Engine, least: int)
         f"KV of a request of {least} tokens": need * page,
     }
     raise TooLittleMemory(
-        options.gpu_memory_utilization,
+        share,
         total=memory.total,
         parts=parts,
-        missing=need * page + work.peak - min(share, memory.free),
-        others=memory.total - memory.free - memory.held if memory.free < share else None,
+        missing=need * page - room,
+        others=memory.total - memory.free - memory.held if memory.free < own else None,
     )
 
 

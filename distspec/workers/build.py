@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from distspec import models
-from distspec.config import FEATURE_DRAFTERS, Config
+from distspec.config import FEATURE_DRAFTERS, Config, Pool
 from distspec.config import Engine as EngineOptions
 from distspec.constraints import Compiler, Grammars
 from distspec.drafters import Drafter, make
@@ -86,7 +86,7 @@ def _target(
     # Where the work and its desk come from below, grammars are ready at the earliest when requests arrive.
     grammars = _grammars(config, model.config, wake=lambda: later(lambda: work.compiled()))
     assemble = partial(_assembled, role=role, model=model, device=device, grammars=grammars)
-    engine, desk, drafts, _ = assemble(_target_sized(config, model, device, assemble))
+    engine, desk, drafts, _ = assemble(_target_sized(config, role, model, device, assemble))
     transport = _transport(config, worker, device)
     work = TargetWork(engine, desk, transport, later)
     hello = Hello(
@@ -146,7 +146,7 @@ def _assembled(config: Config, role: str, model: Llama, device: torch.device, gr
 
 
 def _target_sized(
-    config: Config, model: Llama, device: torch.device, assemble: Callable[[Config], _Assembled]
+    config: Config, role: str, model: Llama, device: torch.device, assemble: Callable[[Config], _Assembled]
 ) -> Config:
     """With engine.num_pages, for the target and a drafter beside it alike: both hold the same texts."""
 
@@ -160,7 +160,8 @@ def _target_sized(
         return pools
 
     longest = config.max_model_len(model.config.max_position)
-    options = sized(config.engine, device, longest=longest, least=config.model.max_model_len or 1, play=play)
+    least, share = config.model.max_model_len or 1, _share(config, role)
+    options = sized(config.engine, device, share=share, longest=longest, least=least, play=play)
     return msgspec.structs.replace(config, engine=options)
 
 
@@ -186,7 +187,7 @@ def _draft(
                 rehearse_drafter(one, small, width, dtype, device)
         return [pool for one in made for pool in pools_of(one)]
 
-    options = sized(config.engine, device, longest=longest, least=1, play=play)
+    options = sized(config.engine, device, share=_share(config, "draft"), longest=longest, least=1, play=play)
     made = msgspec.structs.replace(config, engine=options)
     drafter, quick = _drafters(made, longest, shape.vocab_size, device, grammars)
     if drafter is None:
@@ -252,6 +253,12 @@ def _drafters(
             for one in made
         ]
     return made[0], made[1]
+
+
+def _share(config: Config, role: str) -> float:
+    """Of the memory of its GPU, for a worker of this pool."""
+    pool: Pool = getattr(config.pools, role)
+    return config.engine.gpu_memory_utilization * pool.gpu_part
 
 
 def _device(config: Config) -> torch.device:

@@ -36,16 +36,16 @@ shares = st.floats(0.01, 1.0)
 
 @given(memories, works, shares, st.integers(1, 2**17))
 def test_all_the_share_has_room_for_and_no_more(memory: Memory, work: Work, share: float, least: int) -> None:
-    options = config.Engine(gpu_memory_utilization=share)
+    options = config.Engine()
     page = work.position * options.page_size
     room = min(int(share * memory.total) - memory.held - DRIVER_BYTES, memory.free)
     need = work.peak + options.pages_for(least) * page
     if need > room:
         with pytest.raises(TooLittleMemory) as raised:
-            pages_within(memory, work, options, least)
+            pages_within(memory, share, work, options, least)
         assert raised.value.missing == need - room
     else:
-        pages = pages_within(memory, work, options, least)
+        pages = pages_within(memory, share, work, options, least)
         assert pages >= options.pages_for(least)
         assert work.peak + pages * page <= room < work.peak + (pages + 1) * page
 
@@ -54,11 +54,11 @@ def test_all_the_share_has_room_for_and_no_more(memory: Memory, work: Work, shar
 def test_workers_that_share_a_gpu_by_fractions_all_fit(work: Work, weights: list[int], all_: float) -> None:
     """Whoever comes first, and whether or not the others have taken theirs by then."""
     total, free = 140 * GIB, 140 * GIB
-    options = config.Engine(gpu_memory_utilization=all_ / len(weights))
+    options, share = config.Engine(), all_ / len(weights)
     for held in weights:
         free -= held + DRIVER_BYTES
         try:
-            pages = pages_within(Memory(total, max(0, free), held), work, options, least=1)
+            pages = pages_within(Memory(total, max(0, free), held), share, work, options, least=1)
         except TooLittleMemory:
             free += held + DRIVER_BYTES  # it is gone
             continue
@@ -67,9 +67,9 @@ def test_workers_that_share_a_gpu_by_fractions_all_fit(work: Work, weights: list
 
 
 def test_an_error_says_how_much_is_missing_and_what_to_lower() -> None:
-    work, options = Work(peak=2 * GIB, position=2**18), config.Engine(gpu_memory_utilization=0.5, page_size=16)
+    work, options = Work(peak=2 * GIB, position=2**18), config.Engine()
     with pytest.raises(TooLittleMemory) as raised:
-        pages_within(Memory(total=80 * GIB, free=50 * GIB, held=38 * GIB), work, options, least=4096 - 64 - 32)
+        pages_within(Memory(total=80 * GIB, free=50 * GIB, held=38 * GIB), 0.5, work, options, least=4096 - 64 - 32)
     text = str(raised.value)
     assert raised.value.path == "engine.gpu_memory_utilization"
     assert "0.5 of 80.0 GiB lacks 2.00 GiB" in text  # 38 + 1 + 2 + 1 of 40
@@ -79,9 +79,9 @@ def test_an_error_says_how_much_is_missing_and_what_to_lower() -> None:
 
 
 def test_an_error_says_who_has_the_rest() -> None:
-    work, options = Work(peak=2 * GIB, position=2**18), config.Engine(gpu_memory_utilization=0.5)
+    work, options = Work(peak=2 * GIB, position=2**18), config.Engine()
     with pytest.raises(TooLittleMemory, match=r"other processes hold 69\.00") as raised:
-        pages_within(Memory(total=80 * GIB, free=1 * GIB, held=10 * GIB), work, options, least=4096 - 64 - 32)
+        pages_within(Memory(total=80 * GIB, free=1 * GIB, held=10 * GIB), 0.5, work, options, least=4096 - 64 - 32)
     assert raised.value.missing == 2 * GIB
 
 
@@ -91,8 +91,8 @@ def never(options: config.Engine) -> Iterable[KVPool]:
 
 def test_what_is_configured_or_on_a_cpu_needs_no_rehearsal() -> None:
     chosen, open_ = config.Engine(num_pages=7), config.Engine()
-    assert sized(chosen, CUDA, longest=64, least=64, play=never) is chosen
-    assert sized(open_, CPU, longest=64, least=64, play=never) is open_
+    assert sized(chosen, CUDA, share=1.0, longest=64, least=64, play=never) is chosen
+    assert sized(open_, CPU, share=1.0, longest=64, least=64, play=never) is open_
 
 
 def test_on_a_gpu_a_pool_has_a_size() -> None:

@@ -61,12 +61,9 @@ def configured(folders: dict[str, Path], drafter: str, acceptance: str, topk: in
         speculation["draft_model"] = str(folders[drafter])
     engine = {"max_num_seqs": SLOTS, "max_scratch_nodes": SCRATCH, "max_num_batched_tokens": BUDGET, "device": "cpu"}
     model = {"name": str(folders["standalone"]), "dtype": "float32", "max_model_len": 150}
-    tree = {
-        "model": model,
-        "engine": engine,
-        "speculation": speculation,
-        "pools": {"draft": {"replicas": int(drafter != "none")}},
-    }
+    part = {"replicas": 1, "num_gpus": 0.25}
+    pools = {"prefill": part, "decode": part, "verify": part} | ({"draft": part} if drafter != "none" else {})
+    tree = {"model": model, "engine": engine, "speculation": speculation, "pools": pools}
     return load(tree)
 
 
@@ -75,8 +72,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[KVPool]:
     """The pools that were rehearsed. There is no GPU whose memory could be looked at; all else is real."""
     found: list[KVPool] = []
 
-    def sized(options: config.Engine, device: torch.device, *, longest: int, least: int, play: Play) -> config.Engine:
-        assert longest == 150
+    def sized(
+        options: config.Engine, device: torch.device, *, share: float, longest: int, least: int, play: Play
+    ) -> config.Engine:
+        assert (share, longest) == (0.9 * 0.25, 150)
         found.extend(play(structs.replace(options, num_pages=sizing.few(options))))
         return structs.replace(options, num_pages=PAGES)
 
