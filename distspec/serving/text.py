@@ -11,14 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distspec.errors import InvalidField
+from distspec.models.tokenizer import stop_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 REPLACEMENT = "\ufffd"
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
-"""Special tokens with which chat models end a turn, whether or not their config lists them."""
-
 _CHARACTER = 4
 """Bytes of the longest character in UTF-8."""
 _WINDOW = 32
@@ -40,9 +38,7 @@ class Text:
         self._backend = tokenizer.backend_tokenizer
         added = tokenizer.added_tokens_decoder
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        turns = [id for id, token in added.items() if token.content in END_OF_TURN]
-        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self.stop_ids = tuple(sorted({*eos_token_ids, *turns, *own}))
+        self.stop_ids = stop_ids(tokenizer, eos_token_ids)
         self._spelled: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
