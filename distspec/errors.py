@@ -123,29 +123,11 @@ class InvalidValue(ConfigError):
 
 
 class TooLittleMemory(ConfigError):
-    """A worker's share of a GPU is too small for what is asked of it.
+    """A GPU, or a worker's share of it, is too small for what is asked. missing: bytes, None if unknown."""
 
-    share: of `total` bytes, None if even the whole device ran out; parts: bytes of each thing that needs them; missing:
-    bytes, None if unknown; others: bytes that other processes hold, where these leave less than the share.
-    """
-
-    def __init__(
-        self, share: float | None, *, total: int, parts: dict[str, int], missing: int | None, others: int | None
-    ) -> None:
-        size = f"{total / 2**30:.1f} GiB"
-        of = f"{share:g} of {size}" if share is not None else f"a GPU of {size}"
-        lacks = f"lacks {missing / 2**30:.2f} GiB" if missing is not None else "is too little for the largest step"
-        needs = ", ".join(f"{what} {count / 2**30:.2f}" for what, count in parts.items())
-        taken = (
-            f"; other processes hold {others / 2**30:.2f}"
-            if others is not None
-            else "; raise it, or num_gpus of a pool that asks for a part of one"
-        )
-        super().__init__(
-            "engine.gpu_memory_utilization",
-            f"{of} {lacks} (GiB: {needs}){taken}, or lower model.max_model_len, engine.max_num_batched_tokens, "
-            "engine.max_num_seqs or engine.max_scratch_nodes",
-        )
+    def __init__(self, path: str, message: str, missing: int | None = None) -> None:
+        keys = ("model.max_model_len", "engine.max_num_batched_tokens", "engine.max_num_seqs")
+        super().__init__(path, f"{message}, or lower {', '.join(keys)} or engine.max_scratch_nodes")
         self.missing = missing
 
 

@@ -12,6 +12,7 @@ count each other's.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from distspec import config
 from distspec.errors import InvalidValue, TooLittleMemory
 from distspec.kv.pool import KVPool
 from distspec.models.config import ModelConfig
+
+log = logging.getLogger(__name__)
 
 _CPU_BYTES = 512 * 2**20
 """Pool of one CPU worker unless one request needs more: several workers share a laptop."""
@@ -103,8 +106,19 @@ def sized(
     work = rehearsed(device, lambda: play(msgspec.structs.replace(options, num_pages=few(options))))
     if not work.position:
         return options
-    fit = pages_within(memory_of(device), share, work, options, least)
-    return msgspec.structs.replace(options, num_pages=min(fit, options.pages_for(longest) * options.max_num_seqs))
+    memory = memory_of(device)
+    fit = pages_within(memory, share, work, options, least)
+    pages = min(fit, options.pages_for(longest) * options.max_num_seqs)
+    log.info(
+        "%d KV pages are %s of a share of %g of %s; weights have %s, the largest step and CUDA graphs took %s",
+        pages,
+        _gib(pages * options.page_size * work.position),
+        share,
+        _gib(memory.total),
+        _gib(memory.held),
+        _gib(work.peak),
+    )
+    return msgspec.structs.replace(options, num_pages=pages)
 
 
 def pages_within(memory: Memory, share: float, work: Work, options: config.Engine, least: int) -> int:
@@ -116,31 +130,34 @@ def pages_within(memory: Memory, share: float, work: Work, options: config.Engin
     pages, need = room // page, options.pages_for(least)
     if pages >= need:
         return pages
-    parts = {
-        "weights": memory.held,
-        "the driver": DRIVER_BYTES,
-        "the largest step and CUDA graphs": work.peak,
-        f"KV of a request of {least} tokens": need * page,
-    }
-    raise TooLittleMemory(
-        share,
-        total=memory.total,
-        parts=parts,
-        missing=need * page - room,
-        others=memory.total - memory.free - memory.held if memory.free < own else None,
+    needs = (
+        f"weights {_gib(memory.held)}, the driver {_gib(DRIVER_BYTES)}, the largest step and CUDA graphs "
+        f"{_gib(work.peak)}, KV of a request of {least} tokens {_gib(need * page)}"
     )
+    way = "raise it, or num_gpus of a pool that asks for a part of a GPU"
+    if memory.free < own:
+        way = f"others hold {_gib(memory.total - memory.free - memory.held)}: end these"
+    raise TooLittleMemory(
+        "engine.gpu_memory_utilization",
+        f"{share:g} of {_gib(memory.total)} lacks {_gib(need * page - room)} ({needs}); {way}",
+        need * page - room,
+    )
+
+
+def ran_out(device: torch.device, options: config.Engine) -> TooLittleMemory:
+    """What to say where a GPU runs out of memory while a worker is made."""
+    free, total = torch.cuda.mem_get_info(device)
+    path = "engine.gpu_memory_utilization" if options.num_pages is None else "engine.num_pages"
+    taken = f"this worker took {_gib(torch.cuda.max_memory_allocated(device))}, {_gib(free)} are left"
+    return TooLittleMemory(path, f"a GPU of {_gib(total)} ran out of memory: {taken}; take a smaller model or pool")
 
 
 def rehearsed(device: torch.device, play: Callable[[], Iterable[KVPool]]) -> Work:
     """What `play` takes at its peak on a GPU beyond what is there before; nothing of it is left. It returns the pools
-    that it made, which are not counted. Raises TooLittleMemory if it runs out of memory."""
+    that it made, which are not counted."""
     before = _settled(device)
     torch.cuda.reset_peak_memory_stats(device)
-    try:
-        sizes = [_sizes(pool) for pool in play()]
-    except torch.cuda.OutOfMemoryError as error:
-        total = torch.cuda.get_device_properties(device).total_memory
-        raise TooLittleMemory(None, total=total, parts={"weights": before}, missing=None, others=None) from error
+    sizes = [_sizes(pool) for pool in play()]
     torch.cuda.synchronize(device)
     # What is reserved, not what is allocated: the allocator keeps what it once took, and so will that of the worker.
     peak = torch.cuda.max_memory_reserved(device) - before
@@ -171,3 +188,7 @@ def _settled(device: torch.device) -> int:
 def _sizes(pool: KVPool) -> tuple[int, int]:
     """Bytes of a pool, and of one position in it."""
     return pool.data.nbytes + pool.features.nbytes, pool.width * pool.data.itemsize
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -25,7 +25,7 @@ from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES
 from distspec.engine.rehearsal import rehearse
-from distspec.engine.sizing import sized
+from distspec.engine.sizing import ran_out, sized
 from distspec.engine.synthetic import SyntheticEngine
 from distspec.errors import FleetError
 from distspec.kv.pool import KVPool
@@ -70,10 +70,13 @@ def build(config: Config, worker: str, threads: int, later: Callable[[Later], No
     device = _device(config)
     work: Work
     place: Place | None = None
-    if worker.startswith("draft:"):
-        work, hello = _draft(config, worker, device, later)
-    else:
-        work, hello, place = _target(config, worker, device, later)
+    try:
+        if worker.startswith("draft:"):
+            work, hello = _draft(config, worker, device, later)
+        else:
+            work, hello, place = _target(config, worker, device, later)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ran_out(device, config.engine) from error
     hello = msgspec.structs.replace(hello, fingerprint=fingerprint(config, device), node=node_address())
     return Built(work, hello, place, begin)
 

@@ -17,7 +17,7 @@ from distspec.errors import TooLittleMemory
 from distspec.kv.pool import KVPool
 from distspec.models import load_model
 from distspec.models.llama import Llama
-from distspec.workers.build import _Assembled, _assembled, _target_sized
+from distspec.workers.build import _Assembled, _assembled, _target_sized, build
 from distspec.workers.rehearsal import rehearse_desk
 
 pytestmark = pytest.mark.needs("gpu")
@@ -123,3 +123,10 @@ def test_a_share_that_is_too_small_says_what_is_missing() -> None:
         _target_sized(config, "decode", model, CUDA, assemble)
     assert raised.value.missing is not None
     assert raised.value.missing > 0
+
+
+def test_a_pool_that_is_too_large_is_named() -> None:
+    config = configured(0.9)
+    large = structs.replace(config, engine=structs.replace(config.engine, num_pages=10**6))
+    with pytest.raises(TooLittleMemory, match=r"engine\.num_pages: .* ran out of memory"):
+        build(large, "decode:0", 1, lambda action: None)

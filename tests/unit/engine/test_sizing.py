@@ -72,7 +72,7 @@ def test_an_error_says_how_much_is_missing_and_what_to_lower() -> None:
         pages_within(Memory(total=80 * GIB, free=50 * GIB, held=38 * GIB), 0.5, work, options, least=4096 - 64 - 32)
     text = str(raised.value)
     assert raised.value.path == "engine.gpu_memory_utilization"
-    assert "0.5 of 80.0 GiB lacks 2.00 GiB" in text  # 38 + 1 + 2 + 1 of 40
+    assert "0.5 of 80.00 GiB lacks 2.00 GiB" in text  # 38 + 1 + 2 + 1 of 40
     assert "raise it" in text
     for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_scratch_nodes"):
         assert key in text
@@ -80,7 +80,7 @@ def test_an_error_says_how_much_is_missing_and_what_to_lower() -> None:
 
 def test_an_error_says_who_has_the_rest() -> None:
     work, options = Work(peak=2 * GIB, position=2**18), config.Engine()
-    with pytest.raises(TooLittleMemory, match=r"other processes hold 69\.00") as raised:
+    with pytest.raises(TooLittleMemory, match=r"others hold 69\.00 GiB") as raised:
         pages_within(Memory(total=80 * GIB, free=1 * GIB, held=10 * GIB), 0.5, work, options, least=4096 - 64 - 32)
     assert raised.value.missing == 2 * GIB
 
