@@ -17,7 +17,7 @@ from msgspec import structs
 
 from distspec import drafters
 from distspec.config import load
-from distspec.drafters.base import DraftRow, Proposal
+from distspec.drafters.base import DraftRow, Loan, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.engine import Segment
 from distspec.errors import ConfigError, IllegalTransition
@@ -387,3 +387,71 @@ def test_a_drafter_of_another_vocabulary_is_refused(tmp_path: object) -> None:
     )
     with pytest.raises(ConfigError, match="13"):
         drafters.make(config, max_model_len=64, device=CPU)
+
+
+# -- loans -----------------------------------------------------------------------------------------------
+
+
+def lend(subject: StandaloneDrafter, *rows: DraftRow) -> list[Loan]:
+    found = subject.lend(rows)
+    assert all(found)
+    return [loan for loan in found if loan is not None]
+
+
+@given(st.integers(0, 5), st.lists(st.integers(0, SHAPE.vocab_size - 1), max_size=6), st.sampled_from([1, 4, 16]))
+def test_a_lent_text_is_computed_but_for_two_tokens_and_without_its_tree(
+    grown: int, tail: list[int], page_size: int
+) -> None:
+    """Whatever was drafted before; and what is lent and given back again is as if nothing had been."""
+    subject = drafter(page_size, budget=5)
+    if grown:
+        subject.propose([DraftRow(1, 0, TEXT, Shape(steps=grown, topk=2, width=2), GREEDY)])
+    text = (*TEXT, *tail)
+    keep = len(TEXT) if grown else 0
+    [loan] = lend(subject, DraftRow(1, keep, text[keep:], chain(3), GREEDY))
+    assert loan.slot is not None
+    sequence = subject.engine.sequence(loan.slot)
+    assert not sequence.nodes
+    assert len(text) - 2 <= sequence.length < len(text)
+    assert sequence.tokens == list(text[: sequence.length])
+    subject.check()
+    loan.close()
+    [got] = subject.propose([DraftRow(1, len(text), (), chain(2), GREEDY)])
+    assert_same(got, expected(text, chain(2)))
+
+
+def test_nothing_is_proposed_for_a_text_that_is_lent() -> None:
+    subject = drafter()
+    [loan] = lend(subject, DraftRow(1, 0, TEXT, chain(1), GREEDY))
+    for ask in (subject.propose, subject.lend):
+        with pytest.raises(IllegalTransition, match="request 1: its slot is lent"):
+            ask([DraftRow(2, 0, TEXT, chain(1), GREEDY), DraftRow(1, len(TEXT), (), chain(1), GREEDY)])
+    loan.close()
+    assert_same(subject.propose([DraftRow(1, len(TEXT), (), chain(1), GREEDY)])[0], expected(TEXT, chain(1)))
+
+
+def test_a_loan_outlives_its_request_and_frees_its_pages_when_it_is_closed() -> None:
+    subject = drafter(slots=1)
+    [loan] = lend(subject, DraftRow(1, 0, TEXT, chain(1), GREEDY))
+    subject.forget(1)
+    assert subject.lend([DraftRow(1, 0, TEXT, chain(1), GREEDY)]) == [None], "the one slot is lent"
+    loan.close()
+    assert not subject.engine._open
+    subject.check()
+    [again] = lend(subject, DraftRow(1, len(TEXT), (), chain(1), GREEDY))
+    again.close()
+
+
+def test_idle_texts_give_way_to_what_a_loan_holds_and_lent_ones_never() -> None:
+    """Pages for three texts and a little: one is idle, two are lent, the first of which grows."""
+    subject = drafter(page_size=1, num_pages=3 * len(TEXT) + 4)
+    subject.propose([DraftRow(3, 0, TEXT[::-1], chain(1), GREEDY)])
+    one, _ = lend(subject, DraftRow(1, 0, TEXT, chain(1), GREEDY), DraftRow(2, 0, (9, *TEXT), chain(1), GREEDY))
+    assert one.hold(len(TEXT) + 8)
+    assert not one.hold(3 * len(TEXT)), "the other is lent"
+    assert not one.hold(SHAPE.max_position + 1), "no text is so long"
+    one.follow((5, 6), len(TEXT) + 2)
+    assert one.slot is not None
+    assert subject.engine.sequence(one.slot).tokens == list(TEXT)
+    assert len(subject.engine.sequence(one.slot).pages) == len(TEXT) + 2
+    subject.check()
