@@ -48,13 +48,32 @@ class Asked:
         return self.text if self.length == len(self.text) else self.text[: self.length]
 
 
+class _BadWords:
+    """Token sequences that may not come up, found by the token before their last: a request may name hundreds, of which
+    few are under way at any row. longest: tokens of one. alone: int64 [any], on the host, those of one token."""
+
+    def __init__(self, words: Sequence[Path], vocab: int) -> None:
+        self.longest = max(map(len, words), default=0)
+        self.alone = torch.tensor([word[0] for word in words if len(word) == 1 and word[0] < vocab], dtype=torch.int64)
+        self._after: dict[int, list[Path]] = defaultdict(list)
+        for word in words:
+            if len(word) > 1 and word[-1] < vocab:
+                self._after[word[-2]].append(word)
+
+    def ends(self, output: Path) -> set[int]:
+        """Tokens that would complete a longer word after this output."""
+        under_way = self._after.get(output[-1], ()) if output else ()
+        return {word[-1] for word in under_way if output[1 - len(word) :] == word[:-1]}
+
+
 @dataclass(slots=True)
 class _Slot:
-    """allowed: int32 [words], on the host. counted: tokens of the text that the counts hold."""
+    """allowed: int32 [words], on the host. words: the bad ones. counted: tokens of the text that the counts hold."""
 
     params: SamplingParams
     masker: Masker | None
     allowed: Tensor | None
+    words: _BadWords
     counted: int = 0
 
     @property
@@ -76,18 +95,6 @@ def _penalized(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
-def banned(params: SamplingParams, output: Sequence[int], before: int = 0) -> set[int]:
-    """Tokens that may not follow an output of `before` tokens and then these."""
-    found = {word[-1] for word in params.bad_words if _ends_with(output, word[:-1])}
-    if before + len(output) < params.min_tokens:
-        found.update(params.stop_token_ids)
-    return found
-
-
-def _ends_with(output: Sequence[int], tokens: Path) -> bool:
-    return not tokens or tuple(output[-len(tokens) :]) == tokens
-
-
 class Editor:
     """Slots that ask for edits of their logits; the others are none of its business.
 
@@ -105,7 +112,9 @@ class Editor:
     def open(self, slot: int, params: SamplingParams, masker: Masker | None = None) -> None:
         if edited(params) or masker is not None:
             known = [token for token in params.allowed_token_ids if token < self._vocab]
-            self._slots[slot] = _Slot(params, masker, self._packed(known) if known else None)
+            self._slots[slot] = _Slot(
+                params, masker, self._packed(known) if known else None, _BadWords(params.bad_words, self._vocab)
+            )
         if params.logit_bias:
             self._biases.open(slot, params)
         if _penalized(params):
@@ -137,7 +146,13 @@ class Editor:
         found = [
             (row, token) for ask in asked for row, tokens in enumerate(self._banned(ask), ask.first) for token in tokens
         ]
-        return Bans(*self._integers(*zip(*found, strict=True))) if found else None
+        parts = [torch.tensor([value for pair in found for value in pair], dtype=torch.int64).view(-1, 2)]
+        for ask in asked:
+            # The same in every row, and maybe hundreds.
+            rows = torch.arange(ask.first, ask.first + len(ask.paths))
+            parts.append(torch.cartesian_prod(rows, self._slots[ask.slot].words.alone))
+        pairs = torch.cat(parts)
+        return Bans(*pairs.T.contiguous().to(self._device, non_blocking=True)) if len(pairs) else None
 
     def _penalties(self, asked: Sequence[Asked]) -> Penalties:
         self._count(asked)
@@ -178,34 +193,44 @@ class Editor:
                     _narrow_(some, slot.allowed)
             elif slot.allowed is not None:
                 some.copy_(slot.allowed)
-            for row, tokens in zip(some, self._banned(ask), strict=True):
-                if tokens:
-                    self._ban_(row, tokens)
+            alone = slot.words.alone.tolist()
+            alike: dict[frozenset[int], list[int]] = defaultdict(list)
+            for row, tokens in enumerate(self._banned(ask)):
+                alike[frozenset(tokens).union(alone)].append(row)
+            for banned, numbers in alike.items():
+                if banned:
+                    self._ban_(some, numbers, banned)
         if self._device.type == "cuda":
             bits = bits.pin_memory()
         (at,) = self._integers(rows)
         return Mask(at, bits.to(self._device, non_blocking=True))
 
-    def _ban_(self, row: Tensor, tokens: Iterable[int]) -> None:
-        """Clear the bits of tokens, unless that leaves none. Far fewer tokens than a vocabulary has."""
+    def _ban_(self, bits: Tensor, rows: list[int], tokens: Iterable[int]) -> None:
+        """Clear the bits of tokens in rows of which that leaves some. Far fewer tokens than a vocabulary has."""
         words: dict[int, int] = defaultdict(int)
         for token in tokens:
             words[token // WORD] |= 1 << token % WORD
-        left = row.clone()
-        left[list(words)] &= ~torch.tensor(list(words.values()), dtype=torch.int64).to(torch.int32)
-        if bool((left & self._all).any()):
-            row.copy_(left)
+        before = bits[rows]
+        left = before.clone()
+        left[:, list(words)] &= ~torch.tensor(list(words.values()), dtype=torch.int64).to(torch.int32)
+        bits[rows] = left.where((left & self._all).any(dim=-1, keepdim=True), before)
 
     def _banned(self, ask: Asked) -> list[set[int]]:
-        """Of each row. Only as much of the output is looked at as the longest bad word has tokens."""
-        params = self._slots[ask.slot].params
+        """Of each row, beside bad words of one token. Only as much of the output is looked at as the longest bad word
+        has tokens."""
+        slot = self._slots[ask.slot]
+        params, words = slot.params, slot.words
         if not params.bad_words and not params.min_tokens:
             return [set() for _ in ask.paths]
-        longest = max((len(word) for word in params.bad_words), default=0)
-        start = max(params.prompt_tokens, ask.length - longest)
-        tail, before = tuple(ask.text[start : ask.length]), start - params.prompt_tokens
-        found = (banned(params, tail + path, before) for path in ask.paths)
-        return [{token for token in tokens if token < self._vocab} for tokens in found]
+        start = max(params.prompt_tokens, ask.length - words.longest)
+        tail, held_back = tuple(ask.text[start : ask.length]), params.min_tokens - (ask.length - params.prompt_tokens)
+        found = []
+        for path in ask.paths:
+            tokens = words.ends(tail + path)
+            if len(path) < held_back:
+                tokens.update(token for token in params.stop_token_ids if token < self._vocab)
+            found.append(tokens)
+        return found
 
     def _packed(self, tokens: Sequence[int]) -> Tensor:
         stays = torch.zeros(self._vocab, dtype=torch.bool)
