@@ -29,13 +29,14 @@ _DEMANDING = msgspec.structs.replace(
 
 
 def rehearse(engine: Engine, options: config.Engine) -> None:
-    """A chunk of a prompt, a copy of its KV as for a transfer, and a step of nodes in as many slots as it takes.
+    """A chunk of a prompt, a copy of its KV as for a transfer, and a step that judges nodes in all slots.
 
     options: of the engine. Nothing is left in its slots.
     """
     _chunk(engine, options.max_num_batched_tokens)
-    slots = min(engine.slots, -(-options.max_num_batched_tokens // (1 + options.max_scratch_nodes)))
-    _nodes(engine, slots, min(options.max_scratch_nodes, engine.max_model_len - 1))
+    slots = min(engine.slots, options.max_num_batched_tokens)
+    rows = -(-options.max_num_batched_tokens // slots)  # of each
+    _nodes(engine, slots, min(options.max_scratch_nodes, rows - 1))
 
 
 def _chunk(engine: Engine, rows: int) -> None:

@@ -15,7 +15,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -35,6 +35,10 @@ _CPU_SHARE = 0.25
 
 DRIVER_BYTES = 2**30
 """Left to what the allocator of a process does not see: the driver's context, kernels, graphs, buffers of libraries."""
+
+_TEXT_BYTES = 64
+"""For each token of the longest text in each slot. A small pool takes short texts alone, so what grows with them is not
+rehearsed: page tables, and texts with all that finds matches in them where prompt lookup rolls."""
 
 SHORT = 32
 """Tokens of a text that takes a slot for a few rounds, where these are rehearsed."""
@@ -106,6 +110,7 @@ def sized(
     work = rehearsed(device, lambda: play(msgspec.structs.replace(options, num_pages=few(options))))
     if not work.position:
         return options
+    work = replace(work, peak=work.peak + _TEXT_BYTES * longest * options.max_num_seqs)
     memory = memory_of(device)
     fit = pages_within(memory, share, work, options, least)
     pages = min(fit, options.pages_for(longest) * options.max_num_seqs)
