@@ -22,6 +22,10 @@ DELAYS = 64
 GAIN = 1.01
 """A wait must be worth this much, since what is expected is not certain."""
 
+GRACE = 0.05
+"""Share of a time away by which a return may be later than those before it. Else a worker that has waited would begin
+just before they come, and pay for both."""
+
 NO_TIME_S = 1e-6
 """A wait that is shorter is over: what rounding leaves of one would be waited for without end."""
 
@@ -78,6 +82,6 @@ class Muster:
         the returns that took longer; who is away for longer than any was is not expected any more."""
         for since_s, rows in self._away.values():
             gone_s = now_s - since_s
-            first = bisect_right(self._delays, gone_s)
+            first = bisect_right(self._delays, gone_s / (1 + GRACE))
             if first < len(self._delays):
-                yield self._delays[(first + len(self._delays)) // 2] - gone_s, rows
+                yield self._delays[(first + len(self._delays)) // 2] * (1 + GRACE) - gone_s, rows

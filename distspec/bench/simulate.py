@@ -34,9 +34,9 @@ MOST_LIVE = 16_384
 WARM = 16
 """Tokens per request that come before a measurement."""
 
-LEARNING, LEARNING_EACH = 2400, 600
-"""The same for `auto`, which begins without knowing anything: of all requests together, and at least of each one. That
-is four or five of its measurements, each of which comes after 1.5 s that do not count."""
+LEARNING = 2400
+"""The same for `auto`, which begins without knowing anything, at batch 1; a request of a larger batch needs fewer. It
+measures five to twenty times in these."""
 
 _GROWTHS = tuple({"width": width, "live": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000)))
 _ROUNDS = tuple({"nodes": nodes} for nodes in (4, 8, 16, 32, MOST_NODES))
@@ -156,5 +156,5 @@ def _run(policy: str, on: Hardware, cell: Cell, sizes: Sizes, tokens: int, seed:
     room = max(64, sizes.get("live", 0))
     settings = Settings(policy="sd" if policy == "sd112" else policy, static=False, room=room, **sizes)
     load = Load(cell.batch, cell.odds, seed=seed * 1_000_000)
-    warm = max(LEARNING_EACH, LEARNING // cell.batch) if policy == "auto" else WARM
+    warm = round(LEARNING / cell.batch ** (1 / 3)) if policy == "auto" else WARM
     return TimedWorld(on, settings, load, cell.verifiers).measure(max(24, tokens // cell.batch), warm)
