@@ -165,8 +165,9 @@ def main() -> None:
     from distspec.models.tokenizer import load_tokenizer_folder
 
     compiler = Compiler(load_tokenizer_folder(Path(folder)), int(vocab_size), json.loads(stop_ids))
-    size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))
+    if sys.platform == "linux":  # others do not say how large a process is
+        size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))
     print(flush=True)
     for line in sys.stdin:
         used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
