@@ -106,7 +106,9 @@ async def _answer(
     )
     envelope = Envelope.new(kind, service.limits.model, jobs[0].params.seed, asked.n or 1, extras)
     if not asked.stream:
-        return _json(envelope.whole(await _while_connected(request, service.complete(jobs))))
+        completions = await _while_connected(request, service.complete(jobs))
+        # The logprobs of a long prompt take seconds to write down, in which other streams go on.
+        return await asyncio.to_thread(lambda: _json(envelope.whole(completions)))
     wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
     events = _events(service, envelope, jobs, wants_usage)
     # Awaiting the first event here gives a refusal (429, 503) its own status instead of a broken stream.

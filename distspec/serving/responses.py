@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from distspec.errors import RequestError
 from distspec.serving import logprobs
 from distspec.serving.results import Chunk, Completion, PromptReport, Stats
@@ -176,8 +178,11 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    # An error may quote half a surrogate pair from the request, which UTF-8 cannot spell.
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        # An error may quote half a surrogate pair from the request, which UTF-8 cannot spell.
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def _speculation(stats: Sequence[Stats]) -> dict[str, Any] | None:
