@@ -60,6 +60,11 @@ def _constraints() -> list[Bad]:
         schema("schema of no type", "response_format.json_schema.schema", {"type": "word"}),
         schema("schema that no grammar holds", "response_format.json_schema.schema", {"not": {}}),
         schema("schema that explodes", "response_format.json_schema.schema", explodes),
+        chat(
+            "half a surrogate in a tool",
+            "tools[0]",
+            tools=[{"type": "function", "function": {"name": "f", "description": "\ud800"}}],
+        ),
         completion("structured outputs that are no object", "structured_outputs", structured_outputs=[]),
         structured("half a surrogate in a remark", "structured_outputs.json", json='{"title":"\ud800"}'),
         structured("unknown constraint", "structured_outputs.poem", poem="sonnet"),

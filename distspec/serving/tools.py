@@ -16,6 +16,7 @@ from typing import Any
 
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
+from distspec.serving.limits import valid_text
 from distspec.serving.schema import ChatRequest, GenerationRequest
 
 
@@ -54,6 +55,7 @@ def offered(request: GenerationRequest) -> list[dict[str, Any]]:
             raise InvalidField(f"{where}.function", function, "an object with a name")
         if not isinstance(function.get("parameters", {}), Mapping):
             raise InvalidField(f"{where}.function.parameters", function["parameters"], "a JSON schema")
+        valid_text(where, json.dumps(tool, ensure_ascii=False))
     return [dict(tool) for tool in tools or ()]
 
 
