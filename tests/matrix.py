@@ -96,7 +96,7 @@ REQUESTS: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
     "edited, a shared prefix": (LONG[:65], replace(CUT, min_tokens=9, stop_token_ids=tuple(range(40)))),
 }
 READERS = ("eagle", "eagle3", "mtp", "dflash")
-"""Drafters that read features, which targets send to the draft worker."""
+"""Drafters that read features: those of the worker that they are in, or such as targets send them."""
 POLICIES = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp")
 DRAFTERS = ("ngram", "random", "layers", "right", "wrong")
 PAGES = (1, 4, 16, 64)
@@ -155,7 +155,7 @@ class Cell:
 
     def fleet(self, target: Llama, *, seed: int, loss: float = 0.0, **changes: Any) -> Fleet:
         sizes = {"lookahead": 2, "live": SCRATCH, "room": SCRATCH, "early": 4, **TREES[self.tree], **changes}
-        reads = self.drafter in READERS and not self.colocated
+        reads = self.drafter in READERS
         settings = Settings(policy=self.policy, local_drafts=self.colocated, features=reads, **sizes)
         return Fleet(self.roles, settings, partial(self._build, target), seed=seed, loss=loss)
 

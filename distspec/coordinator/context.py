@@ -27,9 +27,9 @@ from distspec.speculation.sizes import Sizes
 class Settings(Struct, frozen=True, kw_only=True):
     """What the machine is told once; a journal carries it.
 
-    local_drafts: drafting happens inside the decode worker. features: draft workers read features. steps: drafted
-    levels of a round (num_speculative_tokens), or a table of them as (most requests that run, steps) in ascending
-    order; None: from the measured step cost.
+    local_drafts: drafting happens inside the decode worker. features: the drafter reads features, wherever it runs.
+    steps: drafted levels of a round (num_speculative_tokens), or a table of them as (most requests that run, steps) in
+    ascending order; None: from the measured step cost.
     topk, lookahead, fan, width, live, early: as in `Sizes`. nodes None: as many as steps for a chain, live for a
     tree. room: most scratch nodes of a request on a worker. static: trees are ranked by how often guesses of each
     rank were right, not by the drafter's confidence. quick: there is a fallback drafter. synthetic: tokens are made up.

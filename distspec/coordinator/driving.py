@@ -295,7 +295,7 @@ def verdict(request: Request, message: Verdict) -> bool:
 
 def draft(ctx: Context, request: Request, wish: Growth, now: Situation) -> None:
     """Ask the drafter to go on, telling it what was committed since it was last asked, and who sends it the features
-    of that. Where nobody has these any more, it has nothing to say until the text has gone on."""
+    of that. Where nobody has these that could, it has nothing to say until the text has gone on."""
     state = request.drafting
     assert state is not None
     features = None
@@ -304,7 +304,8 @@ def draft(ctx: Context, request: Request, wish: Growth, now: Situation) -> None:
         if source is None:
             state.asked = state.dry = True
             return
-        features = feeding.send(ctx, request, source)
+        if source != state.worker:
+            features = feeding.send(ctx, request, source)
     keep, state.told = state.told, len(request.tokens)
     first, state.opened = not state.opened, True
     state.task, state.sent_s, state.asked, state.quick = ctx.future(), ctx.now, True, wish.quick

@@ -1,4 +1,5 @@
-"""Features for a remote drafter: which target sends which, and what follows where they do not arrive.
+"""Features for a drafter: where it reads those that it needs, and for a remote one, which target sends which, and what
+follows where they do not arrive.
 
 Knows requests, holdings and tickets. Does not know when a draft is wanted, or what it is made of. Features go from
 worker to worker, as KV does; here only tickets are given out.
@@ -17,16 +18,18 @@ MAX_LOSSES = 2
 
 def is_due(ctx: Context, request: Request) -> bool:
     """Whether the drafter reads features, and was not sent all that a draft below the text needs: those of every
-    position but the last, which nobody may have computed yet."""
+    position but the last, which nobody may have computed yet. One at home is sent none, and needs a source anyway."""
     draft = request.drafting
     return ctx.settings.features and draft is not None and draft.feed.sent < len(request.tokens) - 1
 
 
 def source(request: Request) -> str | None:
-    """The target that sends what is due: home, or else whichever has judged the newest position. None if whoever did
-    is gone; somebody will have it when the next verdict is there."""
-    stop = len(request.tokens) - 1
+    """The target that has what is due: home, or else whichever has judged the newest position. None if whoever did
+    is gone; somebody will have it when the next verdict is there. A drafter at home reads only what home has."""
+    stop, draft = len(request.tokens) - 1, request.drafting
     able = [name for name, hold in request.holds.items() if hold.ticket is None and request.has_judged(name) >= stop]
+    if draft is not None and draft.worker == request.home:
+        return request.home if request.home in able else None
     return max(able, key=lambda name: name == request.home, default=None)
 
 

@@ -262,13 +262,14 @@ def refused(ctx: Context, request: Request, worker: str) -> None:
 def bind_verifiers(ctx: Context, request: Request) -> None:
     """Send KV to the verifiers that the policy wants beside home: one, or all for those that keep several busy.
 
-    Other decode workers verify too, as long as they have credits to spare for requests of their own.
+    Other decode workers verify too, as long as they have credits to spare for requests of their own. What only they
+    judge, a drafter at home that reads features cannot draft below: for a policy that keeps one busy, home is the one.
     """
     assert request.home is not None
     if not request.computed_by(request.home):
         return
     wanted = [name for name in ctx.credits.role("verify") if name not in request.avoid]
-    most = 1
+    most = 0 if ctx.settings.local_drafts and ctx.settings.features else 1
     if request.acting in EAGER:
         wanted += [name for name in ctx.credits.spare("decode") if name not in request.avoid | {request.home}]
         most = len(wanted)

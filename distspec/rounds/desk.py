@@ -308,10 +308,12 @@ class Desk:
         return [verdict, *self._advance(held)]
 
     def _features(self, request: int, start: int, text: Sequence[int]) -> Tensor:
-        """See rounds.features. Of a request that is driven, the newest tokens may still be nodes here."""
+        """See rounds.features. Of a request that is driven, the newest tokens may still be nodes here; and an Extend
+        that came after the draft was asked for may have committed more."""
         held = self._held.get(request)
         assert held is not None  # it is forgotten with its drafts
-        return features(self._engine, held.slot, start, text[self._engine.sequence(held.slot).length :])
+        below = text[self._engine.sequence(held.slot).length :]
+        return features(self._engine, held.slot, range(start, len(text)), below)
 
     # -- upkeep --------------------------------------------------------------------------------
 

@@ -15,19 +15,19 @@ from distspec.errors import TransferFailed
 from distspec.protocol.messages import SendFeatures
 
 
-def features(engine: Engine, slot: int, start: int, below: Sequence[int]) -> Tensor:
-    """For each token of a text from position `start` on, the features of the position before it: [tokens, F].
+def features(engine: Engine, slot: int, tokens: range, below: Sequence[int]) -> Tensor:
+    """For each of these tokens of a text, by position, the features of the position before it: [len(tokens), F].
 
-    below: tokens of the text that the slot's sequence has not committed. Such of them as were judged here lie in its
-    nodes. Zeros before the first token of a text, and for positions that only other workers have computed.
+    below: tokens of the text that the slot's sequence, which may have more than the text, has not committed. Such of
+    them as were judged here lie in its nodes. Zeros before the first token of a text, and for positions that only other
+    workers have computed.
     """
     sequence = engine.sequence(slot)
-    stop = sequence.length + len(below)
-    wanted = range(max(0, start - 1), stop - 1)
+    wanted = range(max(0, tokens.start - 1), tokens.stop - 1)
     indices = [*range(sequence.length), *sequence.spell(below[:-1])][wanted.start : wanted.stop]
     found = engine.features(slot, indices)
-    out = torch.zeros(stop - start, found.shape[1], dtype=found.dtype, device=found.device)
-    first = wanted.start + 1 - start
+    out = torch.zeros(len(tokens), found.shape[1], dtype=found.dtype, device=found.device)
+    first = wanted.start + 1 - tokens.start
     out[first : first + len(indices)] = found
     return out
 

@@ -81,8 +81,10 @@ def _draft(drafter: Drafter, rounds: Sequence[Held], engine: Engine, clock: Call
         if held.shape is not None and depth > 0:
             shape = held.shape if held.shape.depth <= depth else structs.replace(held.shape, depth=depth)
             root = held.work.tokens[0]
-            tokens = (*engine.sequence(held.slot).tokens[held.told :], root)
-            known = features(engine, held.slot, held.told, (root,)) if reads else None
+            sequence = engine.sequence(held.slot)
+            tokens = (*sequence.tokens[held.told :], root)
+            wanted = range(held.told, sequence.length + 1)
+            known = features(engine, held.slot, wanted, (root,)) if reads else None
             rows.append(DraftRow(held.request, held.told, tokens, shape, held.params, known))
             takers.append((held, held.work))
     if not rows:

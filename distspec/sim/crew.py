@@ -72,7 +72,7 @@ class Crew:
             slots=plan.slots,
             accept=plan.accept,
             nonsense=plan.nonsense,
-            reads=plan.settings.features,
+            reads=plan.settings.features and role == "draft",
         )
         worker = drafter if role == "draft" else self._target(name, rng, drafter if drafts else None)
         actor = self.actors[name] = Actor(name, role, worker, old.incarnation + 1 if old else 1)
@@ -124,6 +124,7 @@ class Crew:
             slots=plan.slots,
             room=plan.settings.room,
             max_model_len=plan.max_model_len,
+            reads=plan.settings.features,
         )
 
     def _joined(self, actor: Actor, hello: Hello) -> None:

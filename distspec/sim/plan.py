@@ -79,5 +79,5 @@ def random_plan(seed: int) -> Plan:
         cancels=rng.choice((0.0, 0.3)),
         transfer_loss=rng.choice((0.0, 0.0, 0.3)),
     )
-    reads = not local and rng.random() < 0.5
+    reads = rng.random() < 0.5
     return replace(plan, settings=structs.replace(plan.settings, features=reads))

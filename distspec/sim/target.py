@@ -85,8 +85,10 @@ class SimTarget:
         slots: int,
         room: int,
         max_model_len: int = 10_000,
+        reads: bool = False,
     ) -> None:
-        self.name, self.model, self.rng, self.drafter = name, model, rng, drafter
+        """reads: its drafter drafts from features, those that it computed itself."""
+        self.name, self.model, self.rng, self.drafter, self.reads = name, model, rng, drafter, reads
         self.slots = slots
         self.memory = Memory(model, pages=pages, page_size=page_size, room=room, max_model_len=max_model_len)
         self.open: dict[int, Open] = {}
@@ -114,6 +116,8 @@ class SimTarget:
             case Draft() if self.drafter is not None:
                 if message.request in self.open:  # else it was given up, and that was said
                     self.replies += self.drafter.handle(message)
+                    if self.reads and not message.shape.quick:
+                        self._check_features(message.request)
             case _:
                 raise Violation(f"{self.name} got {type(message).__name__}")
         return self.replies
@@ -298,6 +302,14 @@ class SimTarget:
         entry.lease = None
         computed = entry.sequence.length
         self._reply(Revoked(request=message.request, epoch=message.epoch, length=entry.emitted, computed=computed))
+
+    def _check_features(self, request: int) -> None:
+        """Prove that every position of its drafter's text but the last was computed here."""
+        assert self.drafter is not None
+        text, sequence = self.drafter.open[request].tokens, self.open[request].sequence
+        known = sequence.length + len(sequence.spell(text[sequence.length : -1]))
+        if known < len(text) - 1:
+            raise Violation(f"{self.name}: features of {known} positions for a text of {len(text)} tokens")
 
     def _round(self, entry: Open) -> None:
         """One leased round, with a local drafter that is right most of the time."""

@@ -170,7 +170,7 @@ def _settings(config: Config) -> Settings:
         policy=spec.policy,
         allowed_policies=config.policies,
         local_drafts=spec.placement == "local",
-        features=config.reads_remotely,
+        features=config.reads_features,
         steps=_steps(spec.num_speculative_tokens),
         topk=spec.topk,
         nodes=None if spec.num_draft_tokens is None else spec.num_draft_tokens - 1,

@@ -37,7 +37,7 @@ def wish(random: Random) -> SamplingParams:
 
 def place(random: Random, policy: str) -> Cell:
     colocated = random.random() < 0.5
-    drafter = random.choice(DRAFTERS if colocated else [*DRAFTERS, *READERS])
+    drafter = random.choice([*DRAFTERS, *READERS])
     return Cell(policy, random.randrange(3), drafter, colocated, random.choice(PAGES), random.choice(list(TREES)))
 
 

@@ -105,6 +105,33 @@ def test_without_anybody_who_has_them_the_text_goes_on_before_the_drafter_is_ask
     assert draft.tokens == (12,)
 
 
+def test_a_drafter_at_home_reads_there_and_is_sent_nothing() -> None:
+    """For a policy that keeps one verifier busy, home is the one."""
+    bench = Bench("verify", features=True, local_drafts=True)
+    bench.join("decode", drafts=True)
+    bench.handle(submit(policy="ssd"))
+    out = bench.handle(verdict("decode", 1, 8))
+    assert kinds(out) == [("c", "Output"), ("decode", "Draft")]
+    assert out[1][1].features is None
+
+
+def test_a_drafter_at_home_drafts_below_nothing_that_only_others_have_judged() -> None:
+    bench = Bench("verify", features=True, local_drafts=True)
+    bench.join("decode", drafts=True)
+    bench.handle(submit(policy="dsi"))
+    out = bench.handle(verdict("decode", 1, 8))
+    ticket = next(message.ticket for name, message in out if kinds([(name, message)]) == [("verify", "ReceiveKV")])
+    [draft] = [message for _, message in out if isinstance(message, Draft)]
+    [root] = [message for _, message in out if isinstance(message, Extend)]  # home judges the root alone
+    bench.handle(says("verify", Received(request=1, epoch=1, ticket=ticket)))
+    out = bench.handle(drafted(draft.task, 9, worker="decode"))
+    [extend] = [message for name, message in bench.sent if name == "verify" and isinstance(message, Extend)]
+    out = bench.handle(verdict("verify", extend.task, 9, (extend.nodes[0].id, 10)))
+    assert not [message for _, message in out if isinstance(message, Draft)]
+    out = bench.handle(verdict("decode", root.task, 9))
+    assert not [message for _, message in out if isinstance(message, Draft)]
+
+
 def test_a_lost_ticket_is_replaced_once_and_then_the_request_does_without_the_drafter() -> None:
     for told in ("draft", "decode"):  # the side that notices
         bench = started("draft")

@@ -114,3 +114,18 @@ def test_positions_that_others_computed_have_no_features() -> None:
     assert len(told) == len(text) == len(PROMPT) + 4
     torch.testing.assert_close(told[:known], dense(text)[:known], atol=1e-5, rtol=1e-5)
     assert not told[known:].any()
+
+
+def test_a_draft_is_told_of_its_own_text_where_the_target_has_gone_on_already() -> None:
+    """The Extend behind it was taken up before it."""
+    right = plain(PROMPT, GREEDY)
+    drafter = Reads()
+    subject = desk(engine(), drafter)
+    subject.receive(extend(1, PROMPT, nodes=(Node(id=1, parent=ROOT, token=right[0]),)))
+    run(subject)
+    subject.receive(draft(1, 0, PROMPT))
+    subject.receive(Extend(request=1, epoch=1, task=2, start=len(PROMPT) + 1, tokens=(right[1],), commit=(1,)))
+    rest(subject)
+    [(text, told)] = drafter.heard
+    assert text == PROMPT
+    torch.testing.assert_close(told, dense(text), atol=1e-5, rtol=1e-5)
