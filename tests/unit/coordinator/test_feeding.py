@@ -125,6 +125,8 @@ def test_a_drafter_at_home_drafts_below_nothing_that_only_others_have_judged() -
     [root] = [message for _, message in out if isinstance(message, Extend)]  # home judges the root alone
     bench.handle(says("verify", Received(request=1, epoch=1, ticket=ticket)))
     out = bench.handle(drafted(draft.task, 9, worker="decode"))
+    for again in [message for _, message in out if isinstance(message, Draft)]:
+        bench.handle(drafted(again.task, 9, worker="decode"))
     [extend] = [message for name, message in bench.sent if name == "verify" and isinstance(message, Extend)]
     out = bench.handle(verdict("verify", extend.task, 9, (extend.nodes[0].id, 10)))
     assert not [message for _, message in out if isinstance(message, Draft)]
