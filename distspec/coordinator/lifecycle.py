@@ -8,7 +8,7 @@ from __future__ import annotations
 from distspec.coordinator import driving
 from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request, State
-from distspec.errors import InvalidField, Unavailable
+from distspec.errors import InvalidField, RequestError, Unavailable
 from distspec.protocol.messages import Extend, Lease, Progress, ReceiveKV, Revoke, SendKV
 from distspec.protocol.values import finish_reason
 from distspec.speculation.policies import EAGER
@@ -247,12 +247,18 @@ def lost_ticket(ctx: Context, request: Request, worker: str) -> None:
         ctx.requeue(request)
 
 
-def refused(ctx: Context, request: Request, worker: str) -> None:
+def refused(ctx: Context, request: Request, worker: str, reason: str) -> None:
     """A worker gave the request up and freed it; its credit is back already."""
     request.refusals += worker in request.holds
     ctx.lose(request, worker)
-    if request.refusals > MAX_REFUSALS:
-        ctx.refuse(request.client, request.key, Unavailable("no worker has room for this request"), request.emitted)
+    error: RequestError | None = None
+    constraint = request.params.constraint
+    if reason == "constraint" and constraint is not None:  # another worker could not compile it either
+        error = RequestError(f"constraint: workers cannot hold the output to this {constraint.kind}", "constraint")
+    elif request.refusals > MAX_REFUSALS:
+        error = Unavailable("no worker has room for this request")
+    if error is not None:
+        ctx.refuse(request.client, request.key, error, request.emitted)
         ctx.forget(request)
         return
     request.avoid.add(worker)

@@ -230,7 +230,7 @@ class Machine:
         if isinstance(message, Refused):
             ctx.credits.give_back(event.worker)
             if request is not None and self._is_opening(request, event.worker, message.epoch):
-                lifecycle.refused(ctx, request, event.worker)
+                lifecycle.refused(ctx, request, event.worker, message.reason)
                 self._settle(request)
             return
         if isinstance(message, TransferLost) and message.freed:

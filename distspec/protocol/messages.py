@@ -312,6 +312,7 @@ class Freed(_Message, frozen=True):
 class Refused(_Message, frozen=True):
     """The request was given up here for want of pages or slots, and everything of it freed.
 
+    reason "constraint": what its output must be cannot be compiled, here or elsewhere.
     task: the future that ends with it, if any. Doubles as Freed.
     """
 

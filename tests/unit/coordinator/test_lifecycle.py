@@ -13,6 +13,7 @@ from distspec.protocol.messages import (
     Extend,
     Freed,
     Lease,
+    Output,
     Progress,
     Received,
     ReceiveKV,
@@ -22,7 +23,7 @@ from distspec.protocol.messages import (
     SendKV,
     TransferLost,
 )
-from distspec.protocol.values import Shape
+from distspec.protocol.values import Constraint, Shape
 from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
 
 
@@ -284,6 +285,22 @@ def test_preempted_requests_go_before_those_that_wait() -> None:
             )
         ]
     )
+
+
+@pytest.mark.parametrize("workers", [("decode",), ("prefill", "decode"), ("decode", "decode-2")])
+def test_a_constraint_that_a_worker_cannot_compile_ends_its_request_at_once(workers: tuple[str, ...]) -> None:
+    """Another worker could not either, so nobody is asked again; the error says what is at fault."""
+    bench = Bench(*workers)
+    asked = bench.handle(submit(constraint=Constraint(kind="regex", text="a{9999}")))
+    ended = bench.handle(says(asked[0][0], Refused(request=1, epoch=0, reason="constraint")))
+    [error] = [message.error for _, message in ended if isinstance(message, Output)]
+    assert error is not None
+    assert (error[0], error[2]) == ("invalid_request", "constraint")
+    assert "regex" in error[1]
+    assert not [message for _, message in ended if isinstance(message, Extend)]
+    bench.free_all()
+    assert not any(bench.open(worker) for worker in workers)
+    assert bench.machine.snapshot()["requests"] == {}
 
 
 def test_a_request_that_never_gets_room_ends_in_an_error() -> None:
