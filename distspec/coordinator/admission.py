@@ -20,8 +20,8 @@ OPEN_COST = 64
 """What one more open request weighs against uncached prompt tokens when a worker is chosen."""
 
 
-MOST_LOGPROBS = 2_000_000
-"""Of one prompt, which travel as one message: 16 bytes each at most, where a frame has 64 MiB."""
+MOST_LOGPROBS = 250_000
+"""Of one prompt, which travel as one message and are written into one answer, where each takes some 80 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distspec.coordinator.admission import MOST_LOGPROBS
 from distspec.protocol.values import TokenLogprobs
 from distspec.serving import logprobs
 from distspec.serving.http import create_app
@@ -218,3 +219,10 @@ def test_json_has_no_infinity(text: Text) -> None:
     )
     for shape in shapes:
         assert "-9999.0" in json.dumps(shape, allow_nan=False)
+
+
+def test_an_answer_with_all_logprobs_that_a_prompt_may_have_is_of_some_ten_megabytes(text: Text) -> None:
+    """It is held and written as a whole."""
+    told = logprobs_of([1] * 999, 20, VOCAB)
+    per_logprob = len(json.dumps(logprobs.prompt(text.spell, [1] * 1000, told))) / (999 * 21)
+    assert per_logprob * MOST_LOGPROBS < 25e6
