@@ -75,6 +75,16 @@ def _constraints() -> list[Bad]:
             structured_outputs={"regex": "a"},
             response_format={"type": "json_object"},
         ),
+        completion(
+            "a schema beside json_object",
+            "response_format.schema",
+            response_format={"type": "json_object", "schema": {"type": "object"}},
+        ),
+        completion(
+            "misspelt inner field",
+            "response_format.json_schema.strictt",
+            response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "strictt": True}},
+        ),
         structured("regex that is none", "structured_outputs.regex", regex="(a"),
         structured("empty regex", "structured_outputs.regex", regex=""),
         structured("regex of a number", "structured_outputs.regex", regex=5),

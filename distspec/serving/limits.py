@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from distspec.errors import InvalidField
 
-MAX_CHARACTERS = 1024
-"""Of a text that is looked for in answers or kept out of them."""
+MAX_SOUGHT = 1024
+"""Characters of a text that is looked for in answers or kept out of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def short_text(field: str, value: str) -> str:
     """A text to look for: not empty, not long. Raises InvalidField."""
     if not value:
         raise InvalidField(field, value, "a string that is not empty")
-    if len(value) > MAX_CHARACTERS:
-        raise InvalidField(field, value, f"at most {MAX_CHARACTERS} characters")
+    if len(value) > MAX_SOUGHT:
+        raise InvalidField(field, value, f"at most {MAX_SOUGHT} characters")
     return valid_text(field, value)
 
 

@@ -19,11 +19,13 @@ from distspec.serving import tools
 from distspec.serving.limits import valid_text
 from distspec.serving.schema import GenerationRequest
 
-MAX_CHARACTERS = 1 << 18
-"""Of a constraint: it travels to each worker of a request."""
+MAX_CONSTRAINT = 1 << 18
+"""Characters of a constraint: it travels to each worker of a request."""
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Of structured_outputs, as in vLLM."""
+INNER = ("name", "description", "strict", "schema")
+"""Of response_format.json_schema, as OpenAI has them."""
 
 
 class Asked(Struct, frozen=True):
@@ -41,8 +43,8 @@ def asked(request: GenerationRequest) -> Asked | None:
     if len(found) > 1:
         raise InvalidField(found[1].field, found[1].constraint.kind, f"one constraint at most, beside {found[0].field}")
     for one in found:
-        if len(one.constraint.text) > MAX_CHARACTERS:
-            raise InvalidField(one.field, len(one.constraint.text), f"at most {MAX_CHARACTERS} characters")
+        if len(one.constraint.text) > MAX_CONSTRAINT:
+            raise InvalidField(one.field, len(one.constraint.text), f"at most {MAX_CONSTRAINT} characters")
         valid_text(one.field, one.constraint.text)
     return found[0] if found else None
 
@@ -55,6 +57,8 @@ def _response_format(request: GenerationRequest) -> Asked | None:
     kind = _mapping(field, value).get("type")
     if kind not in FORMATS:
         raise InvalidField(f"{field}.type", kind, f"one of {', '.join(FORMATS)}")
+    if kind != "structural_tag":  # a tag's own fields are the grammar's to know
+        _only(field, value, ("type", "json_schema") if kind == "json_schema" else ("type",))
     if kind == "text":
         return None
     if kind == "json_object":
@@ -62,6 +66,7 @@ def _response_format(request: GenerationRequest) -> Asked | None:
     if kind == "structural_tag":
         return Asked(field, Constraint(kind="structural_tag", text=json.dumps(value)))
     inner = _mapping(f"{field}.json_schema", value.get("json_schema"))
+    _only(f"{field}.json_schema", inner, INNER)
     return Asked(f"{field}.json_schema.schema", _json_schema(f"{field}.json_schema.schema", inner.get("schema")))
 
 
@@ -72,9 +77,7 @@ def _structured_outputs(request: GenerationRequest) -> Asked | None:
     given = {name: item for name, item in _mapping(field, value).items() if item is not None}
     if not given:
         return None
-    for name in given:
-        if name not in KINDS:
-            raise InvalidField(f"{field}.{name}", given[name], f"nothing; it is no field of ours ({', '.join(KINDS)})")
+    _only(field, given, KINDS)
     if len(given) > 1:
         raise InvalidField(field, sorted(given), "one constraint at most")
     [(name, item)] = given.items()
@@ -110,6 +113,13 @@ def _choices(field: str, choices: object) -> Sequence[str]:
         if not isinstance(choice, str) or not choice:
             raise InvalidField(f"{field}[{i}]", choice, "a string that is not empty")
     return choices
+
+
+def _only(field: str, value: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse what would be ignored; null is as if it were not there."""
+    for name, item in value.items():
+        if name not in names and item is not None:
+            raise InvalidField(f"{field}.{name}", item, f"nothing; it is no field of ours ({', '.join(names)})")
 
 
 def _mapping(field: str, value: object) -> Mapping[str, Any]:
