@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distspec.errors import InvalidField
-from distspec.protocol.values import Constraint, SamplingParams
+from distspec.protocol.values import SamplingParams
 from distspec.serving import schema
 from distspec.serving.limits import Limits, check_length
 from distspec.serving.schema import GenerationRequest
@@ -19,12 +19,16 @@ MAX_BAD_TOKENS = 1024
 
 
 def prompt_room(request: GenerationRequest, limits: Limits) -> int | None:
-    """How many tokens of a prompt are kept, the last ones; None: all, or none if there are too many."""
+    """How many tokens of a prompt are kept, the last ones; None: all, or none if there are too many.
+
+    -1 leaves room for max_tokens; without one, for as long an answer as others get, in half the context at most.
+    """
     keep = request.truncate_prompt_tokens
     if keep != -1:
         return keep
     _, asked = schema.max_tokens(request)
-    return max(1, limits.max_model_len - (asked or max(1, request.min_tokens or 0)))
+    answer = min(limits.default_max_tokens, limits.max_model_len // 2)
+    return max(1, limits.max_model_len - (asked or max(answer, request.min_tokens or 0)))
 
 
 def bad_words(words: Sequence[str], text: Text, limits: Limits) -> tuple[tuple[int, ...], ...]:
@@ -54,11 +58,10 @@ def resolve(
     field: str,
     prompt_tokens: int,
     bad_words: tuple[tuple[int, ...], ...],
-    constraint: Constraint | None,
     stop_ids: Sequence[int],
     limits: Limits,
 ) -> SamplingParams:
-    """The parameters of a prompt's first choice.
+    """The parameters of a prompt's first choice, its constraint aside.
 
     field: of the request, that holds the prompt. stop_ids: the model's own. Raises InvalidField.
     """
@@ -82,7 +85,6 @@ def resolve(
         bad_words=bad_words,
         logprobs=schema.logprobs(request),
         prompt_logprobs=schema.prompt_logprobs(request),
-        constraint=constraint,
     )
     _check_support(params, limits.vocab_size)
     return params

@@ -181,7 +181,6 @@ class Service:
         speculation = SpeculationChoice(policy=asked.policy, num_speculative_tokens=asked.num_speculative_tokens)
         words = request.bad_words
         banned = await asyncio.to_thread(sampling.bad_words, words, self.text, self.limits) if words else ()
-        constraint = await self._constraint(request)
         keep = sampling.prompt_room(request, self.limits)
         jobs = []
         for field, prompt in texts:
@@ -193,7 +192,6 @@ class Service:
                 field=field,
                 prompt_tokens=len(kept),
                 bad_words=banned,
-                constraint=constraint,
                 stop_ids=self.text.stop_ids,
                 limits=self.limits,
             )
@@ -208,7 +206,11 @@ class Service:
                 )
                 for choice in range(request.n or 1)
             ]
-        return jobs
+        # Last: a trial takes time of a child that others wait for, and most that is wrong with a request is known here.
+        constraint = await self._constraint(request)
+        if constraint is None:
+            return jobs
+        return [replace(job, params=structs.replace(job.params, constraint=constraint)) for job in jobs]
 
     async def _echo(self, request: GenerationRequest, prompt: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
         """See Job. Of a chat, what the assistant has said already, of which there are no tokens apart."""

@@ -128,19 +128,28 @@ def test_one_bad_value_is_refused_whatever_else_is_asked(
 
 
 @given(
-    ids=st.lists(IDS, min_size=1, max_size=400),
+    length=st.integers(1, 400),
     limit=st.none() | st.integers(1, 190),
     least=st.none() | st.integers(0, 190),
 )
 def test_as_many_prompt_tokens_are_kept_as_leave_room_for_the_answer(
-    service: Service, ids: list[int], limit: int | None, least: int | None
+    service: Service, length: int, limit: int | None, least: int | None
 ) -> None:
+    ids = [i % VOCAB for i in range(length)]
     least = None if least is None else min(least, limit or 190)
     asked = {"prompt": ids, "truncate_prompt_tokens": -1, "max_tokens": limit, "min_tokens": least}
     [job] = jobs_of(service, asked)
-    assert job.prompt == tuple(ids[-(CONTEXT - (limit or least or 1)) :])
+    room = limit or max(service.limits.default_max_tokens, least or 0)
+    assert job.prompt == tuple(ids[-(CONTEXT - room) :])
+    assert job.params.max_tokens >= room
     assert len(job.prompt) + job.params.max_tokens <= CONTEXT
     assert limit in (None, job.params.max_tokens)
+
+
+def test_a_default_longer_than_the_context_leaves_half_of_it_to_the_prompt(text: Text, limits: Limits) -> None:
+    service = Service(TableClient(VOCAB), text, replace(limits, default_max_tokens=10 * CONTEXT))
+    [job] = jobs_of(service, {"prompt": [1] * 400, "truncate_prompt_tokens": -1})
+    assert (len(job.prompt), job.params.max_tokens) == (CONTEXT // 2, CONTEXT // 2)
 
 
 def test_texts_and_chats_keep_their_end(service: Service) -> None:

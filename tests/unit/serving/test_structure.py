@@ -29,6 +29,15 @@ FORMS: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"response_format": {"type": "json_object"}}, Constraint(kind="json_object")),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, AS_SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}}, AS_SCHEMA),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "description": "d", "strict": True, "schema": SCHEMA, "x": None},
+            }
+        },
+        AS_SCHEMA,
+    ),
     ({"response_format": TAG}, Constraint(kind="structural_tag", text=json.dumps(TAG))),
     ({"structured_outputs": {"json": SCHEMA}}, AS_SCHEMA),
     ({"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}}, AS_SCHEMA),
@@ -65,3 +74,17 @@ async def test_one_that_cannot_be_compiled_reaches_no_worker(
         await service.completion_jobs(request)
     assert (error.value.status, error.value.field) == (400, "structured_outputs.regex")
     assert client.submitted == []
+
+
+async def test_a_request_that_is_refused_anyway_has_no_trial(service: Service, limits: Limits) -> None:
+    """What a trial would find wrong is not found, for what else is wrong comes first."""
+    long = [1] * limits.max_model_len
+    body = {"prompt": long, "structured_outputs": {"regex": "(?=a)b"}}
+    with pytest.raises(RequestError) as error:
+        await service.completion_jobs(schema.parse(CompletionRequest, body, limits))
+    assert error.value.field == "prompt"
+    body = {"prompt": [1], "bad_words": ["a"], "allowed_token_ids": [service.text.encode("a")[-1]], **body}
+    body["prompt"] = [1]
+    with pytest.raises(RequestError) as error:
+        await service.completion_jobs(schema.parse(CompletionRequest, body, limits))
+    assert error.value.field == "allowed_token_ids"
