@@ -2,17 +2,20 @@
 
 Knows processes, pipes and limits of time and memory. Does not know requests, or what becomes of a constraint.
 
-Some schemas and expressions take hours or all memory to compile, and nothing can stop a thread that does. A child that
-is not done in time is killed, and the next one takes its place. Run as a module, this is the child: it reads
-constraints, one a line, and answers each by what is wrong with it, or null.
+Some schemas and expressions take hours or all memory to compile, and nothing can stop a thread that does. Run as a
+module, this is the child: it reads constraints, one a line, and answers each by what is wrong with it, or null. It has
+loaded what compiling needs, and forks for each of them: one that is not done in time is killed without anything to load
+again.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -20,10 +23,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from distspec.errors import BadConstraint, Unavailable
+from distspec.errors import BadConstraint, Overloaded, Unavailable
 from distspec.protocol.values import Constraint
+
+if TYPE_CHECKING:
+    from distspec.constraints.grammar import Compiler
 
 LIMIT_S = 5.0
 START_S = 120.0
@@ -31,7 +39,10 @@ START_S = 120.0
 MEMORY_BYTES = 4 << 30
 """Address space of a child beyond what it starts with."""
 CHILDREN = 4
+MAX_WAITING = 64
+"""Constraints that are tried or wait for it. More would wait for minutes, should none be done in time."""
 KEPT = 1024
+TOO_LARGE = "compiling it takes too much memory"
 
 
 class Trials:
@@ -48,11 +59,20 @@ class Trials:
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
         self._known: OrderedDict[Constraint, str | None] = OrderedDict()
+        self._waiting = 0
 
     def submit(self, constraint: Constraint) -> Future[None]:
-        """Done when it is known that the constraint can be compiled. Its exception is BadConstraint for one that
-        cannot, in time, or Unavailable where no child starts."""
-        return self._threads.submit(self._try, constraint)
+        """Done when it is known that the constraint can be compiled, at once if it was before. Its exception is
+        BadConstraint for one that cannot, in time, or Unavailable where no child starts. Raises Overloaded."""
+        with self._lock:
+            if constraint in self._known:
+                return _done(self._known[constraint])
+            if self._waiting >= MAX_WAITING:
+                raise Overloaded(f"{self._waiting} constraints are waiting to be compiled", self._limit_s)
+            self._waiting += 1
+        future = self._threads.submit(self._try, constraint)
+        future.add_done_callback(self._leave)
+        return future
 
     def close(self) -> None:
         """End all children; what is being tried fails."""
@@ -62,6 +82,10 @@ class Trials:
         for child in children:
             child.end()
         self._threads.shutdown()
+
+    def _leave(self, _: Future[None]) -> None:
+        with self._lock:
+            self._waiting -= 1
 
     def _try(self, constraint: Constraint) -> None:
         with self._lock:
@@ -81,9 +105,9 @@ class Trials:
         try:
             return child.ask(constraint, self._limit_s)
         except TimeoutError:
-            return f"not compiled within {self._limit_s:g} s"
+            return _too_slow(self._limit_s)
         except EOFError:
-            return "compiling it takes too much memory"
+            return TOO_LARGE
         finally:
             with self._lock:
                 self._idle.append(child)
@@ -112,6 +136,7 @@ class _Child:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             bufsize=0,
+            start_new_session=True,  # a group of its own, to end what it has forked with it
         )
         try:
             self._read(START_S)
@@ -126,7 +151,8 @@ class _Child:
         except OSError:
             self.end()
             raise EOFError from None
-        found: str | None = json.loads(self._read(limit_s))
+        # The child itself ends what takes too long; that it is late says that the host is busy.
+        found: str | None = json.loads(self._read(limit_s + START_S))
         return found
 
     def is_alive(self) -> bool:
@@ -134,8 +160,9 @@ class _Child:
 
     def end(self) -> None:
         """Once it is over, nothing happens."""
-        self._process.kill()
-        self._process.wait()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
@@ -156,9 +183,21 @@ class _Child:
         return line
 
 
+def _done(reason: str | None) -> Future[None]:
+    future: Future[None] = Future()
+    if reason is None:
+        future.set_result(None)
+    else:
+        future.set_exception(BadConstraint(reason))
+    return future
+
+
+def _too_slow(limit_s: float) -> str:
+    return f"not compiled within {limit_s:g} s"
+
+
 def main() -> None:
-    """The child. It ends with its input; should whoever started it be gone while it compiles, the limit of processor
-    time ends it."""
+    """The child. It ends with its input."""
     folder, vocab_size, stop_ids, limit_s = sys.argv[1:]
     os.nice(5)
     from distspec.constraints.grammar import Compiler
@@ -170,15 +209,36 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))
     print(flush=True)
     for line in sys.stdin:
-        used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used_s + 2 * float(limit_s)) + 1, resource.RLIM_INFINITY))
         kind, text = json.loads(line)
-        try:
-            compiler.compile(Constraint(kind=kind, text=text))
-        except BadConstraint as error:
-            print(json.dumps(str(error)), flush=True)
-        else:
-            print("null", flush=True)
+        print(json.dumps(_forked(compiler, Constraint(kind=kind, text=text), float(limit_s))), flush=True)
+
+
+def _forked(compiler: Compiler, constraint: Constraint, limit_s: float) -> str | None:
+    """What is wrong with a constraint, found out by a fork of this process, which has no other thread."""
+    context = multiprocessing.get_context("fork")
+    answer, send = context.Pipe(duplex=False)
+    fork = context.Process(target=_compile, args=(compiler, constraint, limit_s, send))
+    fork.start()
+    send.close()
+    try:
+        found: str | None = answer.recv() if answer.poll(limit_s) else _too_slow(limit_s)
+    except EOFError:
+        found = TOO_LARGE
+    fork.kill()
+    fork.join()
+    answer.close()
+    return found
+
+
+def _compile(compiler: Compiler, constraint: Constraint, limit_s: float, send: Connection) -> None:
+    """The fork. Should whoever started it be gone, the limit of processor time ends it."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * limit_s) + 1, resource.RLIM_INFINITY))
+    try:
+        compiler.compile(constraint)
+    except BadConstraint as error:
+        send.send(str(error))
+    else:
+        send.send(None)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from distspec.constraints.trial import Trials
-from distspec.errors import BadConstraint, Unavailable
+from distspec.constraints.trial import CHILDREN, MAX_WAITING, Trials
+from distspec.errors import BadConstraint, Overloaded, Unavailable
 from distspec.protocol.values import Constraint
 from tests.spelling import end_id, tokenizer, vocab_size
 
@@ -26,6 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tokenizer")
     tokenizer().save_pretrained(found)
     return found
+
+
+def _wait_for_fork(child: int) -> None:
+    while not Path(f"/proc/{child}/task/{child}/children").read_text():
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +60,32 @@ def test_what_takes_too_long_is_refused_and_others_do_not_wait_for_it(trials: Tr
     with pytest.raises(BadConstraint, match="within 3 s"):
         slow.result(120)
     trials.submit(Constraint(kind="regex", text="after")).result(120)
+
+
+def test_what_takes_too_long_costs_no_child(trials: Trials) -> None:
+    """Nothing has to be loaded again, so others are tried at once."""
+    trials.submit(GOOD).result(120)
+    before = set(trials._all)
+    with pytest.raises(BadConstraint, match="within 3 s"):
+        trials.submit(Constraint(kind=LONG.kind, text=LONG.text.replace("5000", "5001"))).result(120)
+    assert all(child.is_alive() for child in before)
+    trials.submit(Constraint(kind="regex", text="at once")).result(120)
+    assert set(trials._all) >= before
+
+
+def test_more_than_can_be_tried_soon_are_refused_and_what_is_known_is_not(folder: Path) -> None:
+    made = Trials(folder, vocab_size(), [end_id()], limit_s=3.0)
+    made.submit(GOOD).result(120)
+    slow = [made.submit(Constraint(kind=LONG.kind, text=LONG.text + " " * i)) for i in range(CHILDREN)]
+    many = [made.submit(Constraint(kind="regex", text=f"[a-z]{{{i}}}x")) for i in range(1, MAX_WAITING - CHILDREN + 1)]
+    with pytest.raises(Overloaded, match=f"{MAX_WAITING} constraints"):
+        made.submit(BAD)
+    assert made.submit(GOOD).done()
+    for one in many:
+        one.result(120)
+    assert all(isinstance(one.exception(120), BadConstraint) for one in slow)
+    made.submit(Constraint(kind="regex", text="room again")).result(120)
+    made.close()
 
 
 def test_a_child_that_dies_is_replaced(trials: Trials) -> None:
@@ -89,13 +122,19 @@ def test_without_a_tokenizer_no_child_starts(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_parent_is_gone_stops_compiling(folder: Path) -> None:
-    """The limit of processor time, which nobody has to watch."""
+    """The limit of processor time, which nobody has to watch: not even the child that has forked."""
     made = Trials(folder, vocab_size(), [end_id()], limit_s=1.0)
     made.submit(GOOD).result(120)
     [child] = made._all
     assert child._process.stdin is not None
-    child._process.stdin.write(json.dumps([LONG.kind, LONG.text]).encode() + b"\n")
-    assert child._process.wait(120) != 0
+    child._process.stdin.write(json.dumps([LONG.kind, LONG.text.replace("5000", "9000")]).encode() + b"\n")
+    _wait_for_fork(child._process.pid)
+    child._process.kill()
+    child._process.wait()
+    assert child._process.stdout is not None
+    ended = select.poll()
+    ended.register(child._process.stdout, select.POLLHUP)
+    assert ended.poll(60_000), "the fork has this pipe open until it ends"
     made.close()
 
 
