@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 
 class Pieces:
-    """count: tokens of the answer so far, those held back included."""
+    """stop_ids: tokens that were asked to end the answer. count: tokens of it so far, those held back included."""
 
-    def __init__(self, decoder: Decoder, prompt: PromptReport) -> None:
+    def __init__(self, decoder: Decoder, prompt: PromptReport, stop_ids: frozenset[int] = frozenset()) -> None:
         self._decoder = decoder
+        self._stop_ids = stop_ids
         self._prompt: PromptReport | None = prompt
         self._base = len(prompt.text)
         self._tokens: list[int] = []
@@ -46,10 +47,16 @@ class Pieces:
             text=(prompt.text if prompt is not None else "") + text,
             token_ids=_take(self._tokens, len(offsets)),
             finish_reason=reason,
+            stop_reason=self._stop_reason(output) if reason == "stop" else None,
             logprobs=_take(self._logprobs, len(offsets)),
             offsets=offsets,
             prompt=prompt,
         )
+
+    def _stop_reason(self, output: Output) -> int | str | None:
+        if self._decoder.stop is not None:
+            return self._decoder.stop
+        return next((token for token in output.tokens[-1:] if token in self._stop_ids), None)
 
 
 def _take(held: list[T], count: int) -> tuple[T, ...]:

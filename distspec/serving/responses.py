@@ -103,7 +103,7 @@ class Envelope:
     def _choice(self, index: int, part: Completion | Chunk) -> dict[str, Any]:
         if self.kind == "completion":
             return self._filled(index, {"text": part.text}, part)
-        return self._filled(index, {"message": {"role": "assistant", **self._said(part.text)}}, part)
+        return self._filled(index, {"message": {"role": "assistant", "refusal": None, **self._said(part.text)}}, part)
 
     def _delta(self, index: int, chunk: Chunk, opens: bool) -> dict[str, Any]:
         said = self._said(chunk.text)
@@ -122,6 +122,7 @@ class Envelope:
             **content,
             "logprobs": self._logprobs(part) if self.extras.logprobs else None,
             "finish_reason": self._reason(part.finish_reason),
+            "stop_reason": part.stop_reason,
             **({"token_ids": part.token_ids} if self.extras.token_ids else {}),
             **(self._of_prompt(part.prompt) if self.kind == "completion" else {}),
         }

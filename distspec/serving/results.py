@@ -54,8 +54,9 @@ class Chunk:
     """A piece of a stream. A token comes with the piece that ends its text; while a character or a stop string is
     unfinished, it is held back.
 
-    finish_reason: "stop" | "length", and stats, are those of the last piece; prompt is that of the first. logprobs: of
-    each token, where asked for; offsets: where in the text of the answer each token begins.
+    finish_reason: "stop" | "length", and stats, are those of the last piece; prompt is that of the first. stop_reason:
+    the string or the token of the request's stops that ended the answer. logprobs: of each token, where asked for;
+    offsets: where in the text of the answer each token begins.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     offsets: tuple[int, ...] = ()
     prompt: PromptReport | None = None
+    stop_reason: int | str | None = None
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
@@ -83,8 +85,8 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
 class Completion:
     """A whole answer. token_ids end with the token that ended it (end of sequence, or of a stop string).
 
-    seed and choice make it again: the same request with this seed gives the same tokens. logprobs and offsets as
-    in Chunk.
+    seed and choice make it again: the same request with this seed gives the same tokens. logprobs, offsets and
+    stop_reason as in Chunk.
     """
 
     text: str
@@ -96,6 +98,7 @@ class Completion:
     prompt: PromptReport
     logprobs: tuple[TokenLogprobs, ...] = ()
     offsets: tuple[int, ...] = ()
+    stop_reason: int | str | None = None
 
 
 def stats(

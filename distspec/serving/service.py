@@ -39,8 +39,8 @@ class Submitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One stream to generate: a prompt and one of its n choices. stops: strings that end its text. echo: with which the
-    text begins, and where in it each token of the prompt does."""
+    """One stream to generate: a prompt and one of its n choices. stops: strings that end its text; stop_ids: tokens
+    that do, beside the model's own. echo: with which the text begins, and where in it each token of the prompt does."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -48,9 +48,10 @@ class Job:
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     echo: tuple[str, tuple[int, ...]] = ("", ())
+    stop_ids: frozenset[int] = frozenset()
 
     def pieces(self, text: Text) -> Pieces:
-        return Pieces(self.decoder(text), PromptReport(self.prompt, *self.echo))
+        return Pieces(self.decoder(text), PromptReport(self.prompt, *self.echo), self.stop_ids)
 
     def decoder(self, text: Text) -> Decoder:
         """As in vLLM, what ends the answer is part of its text only if that is asked for, string or token."""
@@ -182,6 +183,7 @@ class Service:
         words = request.bad_words
         banned = await asyncio.to_thread(sampling.bad_words, words, self.text, self.limits) if words else ()
         keep = sampling.prompt_room(request, self.limits)
+        own = frozenset(() if request.ignore_eos else self.text.stop_ids)
         jobs = []
         for field, prompt in texts:
             kept = prompt if keep is None else prompt[-keep:]
@@ -203,6 +205,7 @@ class Service:
                     schema.stops(request),
                     bool(request.include_stop_str_in_output),
                     echo,
+                    frozenset(request.stop_token_ids or ()) - own,
                 )
                 for choice in range(request.n or 1)
             ]
@@ -230,6 +233,7 @@ def _joined(chunks: Sequence[Chunk], job: Job) -> Completion:
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
         finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
         seed=job.params.seed,
         choice=job.params.choice,
         stats=last.stats,

@@ -163,6 +163,8 @@ class StopFinder:
         self._matched = [0] * len(self._stops)
         self._include = include
         self._held = ""
+        self.found: str | None = None
+        """The stop that ended the text."""
 
     def push(self, piece: str, *, armed: bool = True) -> tuple[str, bool]:
         """(text that no stop can cut any more, whether a stop was found; it is the end of the text then).
@@ -173,8 +175,8 @@ class StopFinder:
         for end, char in enumerate(piece, start=len(self._held) + 1):
             found = self._advance(char)
             if found and armed:
-                self._held = ""
-                return text[: end if self._include else end - found], True
+                self._held, self.found = "", found
+                return text[: end if self._include else end - len(found)], True
         certain = len(text) - (0 if self._include else max(self._matched, default=0))
         self._held = text[certain:]
         return text[:certain], False
@@ -183,16 +185,16 @@ class StopFinder:
         held, self._held = self._held, ""
         return held
 
-    def _advance(self, char: str) -> int:
-        """Length of the longest stop that `char` completes, or 0."""
-        found = 0
+    def _advance(self, char: str) -> str:
+        """The longest stop that `char` completes, or nothing."""
+        found = ""
         for i, (stop, failure) in enumerate(self._stops):
             matched = self._matched[i]
             while matched and stop[matched] != char:
                 matched = failure[matched - 1]
             matched += stop[matched] == char
             if matched == len(stop):
-                found = max(found, matched)
+                found = max(found, stop, key=len)
                 matched = failure[-1]
             self._matched[i] = matched
         return found
@@ -265,6 +267,11 @@ class Decoder:
         self._ends += [(start, self._made) for start in self._open[:ended]]
         del self._open[:ended]
         return shown
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the stream, if one has."""
+        return self._finder.found
 
     @property
     def _armed(self) -> bool:

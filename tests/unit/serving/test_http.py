@@ -215,6 +215,46 @@ async def test_one_failed_choice_ends_the_others(http: httpx.AsyncClient, client
     assert client.open == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("ends", "reason", "stop_reason"),
+    [
+        ({"stop": [" one", "T h", " STOP"]}, "stop", " STOP"),
+        ({"stop": [" STOP"], "include_stop_str_in_output": True}, "stop", " STOP"),
+        ({"stop_token_ids": [76]}, "stop", 76),
+        ({"stop_token_ids": [76], "max_tokens": 2}, "length", None),
+        ({}, "stop", None),
+        ({"ignore_eos": True, "max_tokens": 100}, "length", None),
+    ],
+)
+async def test_what_ended_an_answer_is_told(
+    http: httpx.AsyncClient,
+    client: TableClient,
+    service: Service,
+    stream: bool,
+    ends: dict[str, Any],
+    reason: str,
+    stop_reason: int | str | None,
+) -> None:
+    """As in vLLM: the stop string, or the token that was asked to end it; nothing for the model's own."""
+    prompt = service.text.encode("a")
+    said = [id for id in service.text.encode("two STOP three") if id != 76]
+    client.answers[prompt] = [*said, *([76] if "stop_token_ids" in ends else []), service.text.stop_ids[0]] + [5] * 100
+    body = {"prompt": "a", "max_tokens": 100, "stream": stream, **ends}
+    if stream:
+        choice = (await events(http, body))[-2]["choices"][0]
+    else:
+        [choice] = (await post(http, body))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop_reason)
+
+
+async def test_a_chat_has_openais_shape(http: httpx.AsyncClient) -> None:
+    body = await post(http, {"messages": [{"role": "user", "content": "hi"}]}, "/v1/chat/completions")
+    [choice] = body["choices"]
+    assert choice["message"].keys() == {"role", "content", "refusal"}
+    assert choice["message"]["refusal"] is None
+
+
 async def test_a_stop_string_cancels_the_stream(http: httpx.AsyncClient, client: TableClient, service: Service) -> None:
     prompt = service.text.encode("a")
     client.answers[prompt] = list(service.text.encode("one two STOP three four five six"))
