@@ -23,10 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 HURRIED = {
     "LEAST": 10,
     "AT_ONCE": 8,
-    "DOUBT": 1,
     "WINDOW": 8,
-    "WINDOW_EACH": 1,
-    "SETTLE_EACH": 0,
+    "WINDOW_STEPS": 1,
+    "SETTLE_STEPS": 0,
     "SETTLE_S": 0.0,
     "PROBE_TOKENS": 4,
     "PROBED_TOKENS": 4,
