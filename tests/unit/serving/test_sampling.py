@@ -112,7 +112,7 @@ def test_every_parameter_arrives(service: Service, body: dict[str, Any], prompt:
         assert job.stops == ((stop,) if isinstance(stop, str) else tuple(stop))
         assert job.include_stop == asked("include_stop_str_in_output", False)
         spellings = {service.text.decode(word).strip() for word in params.bad_words}
-        assert spellings == {word.strip() for word in asked("bad_words", []) if word.strip()}
+        assert spellings == {word.strip() for word in asked("bad_words", [])}  # one of white space bans the space
 
 
 @settings(max_examples=300)
