@@ -121,7 +121,8 @@ def longer(path: Path, probability: float, params: SamplingParams) -> list[tuple
 def after(path: Path, params: SamplingParams) -> list[float]:
     """The processed distribution of the next token."""
     text = [*PROMPT, *path]
-    scores = edited(logits(target(), text)[-1], text, replace(params, prompt_tokens=len(PROMPT)))
+    unbound = replace(params, prompt_tokens=len(PROMPT), constraint=None)  # which tests.chain knows of its own words
+    scores = edited(logits(target(), text)[-1], text, unbound)
     if params.constraint is not None:
         scores[[token for token in range(len(scores)) if not fits(params.constraint.text, (*path, token))]] = -torch.inf
     rows = SamplingRows.of([params], [0], CPU)

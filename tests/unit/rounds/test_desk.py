@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from distspec.errors import TransferFailed
+from distspec.muster import GRACE
 from distspec.protocol.messages import (
     Drop,
     Extend,
@@ -151,7 +152,7 @@ def test_a_step_waits_for_a_request_that_was_just_answered_and_not_for_one_that_
         work(then(start, (4,)), replace(then(start, (4,)), request=2))
     subject.receive(then(13, (4,)))
     now_s[0] -= 0.05
-    assert subject.hold_s() == pytest.approx(0.05)
+    assert subject.hold_s() == pytest.approx(0.1 * (1 + GRACE) - 0.05)
     subject.receive(Drop(request=2, epoch=1))
     assert subject.hold_s() == 0
 
