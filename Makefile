@@ -46,8 +46,14 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests of real actors want the machine for themselves; the others are one process each and share it.
 test: lint
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/pytest tests/ray
+	$(BIN)/pytest --ignore=tests/ray --numprocesses=2
+else
 	$(BIN)/pytest $(ARGS)
+endif
 
 bench: $(STAMP)
 	$(BIN)/distspec bench offline --against transformers $(ARGS)
