@@ -12,44 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from distspec import config
 from distspec.attention import Span
-from distspec.constraints import Grammars
 from distspec.drafters.features import FeatureDrafter, Path, Text
 from distspec.engine import Guesses
-from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.models.dflash import Dflash
 from distspec.protocol.values import ROOT, Node
 
 
-class DflashDrafter(FeatureDrafter):
+class DflashDrafter(FeatureDrafter[Dflash]):
     """See Drafter and FeatureDrafter. However many steps a shape says, a text gets one block of them.
 
     options.max_num_batched_tokens bounds a forward, but for a single block.
     """
 
-    def __init__(
-        self,
-        model: Dflash,
-        options: config.Engine,
-        *,
-        max_model_len: int,
-        device: torch.device,
-        acceptance: Acceptance = COUPLED,
-        grammars: Grammars | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            options,
-            kept=1,
-            max_model_len=max_model_len,
-            device=device,
-            acceptance=acceptance,
-            grammars=grammars,
-        )
-        self._model = model
+    kept = 1
 
     def _extend_context(self, text: Text) -> None:
         """Keys and values of the rows that the text has gained."""

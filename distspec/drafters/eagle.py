@@ -13,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from distspec import config
 from distspec.attention import Span
-from distspec.constraints import Grammars
 from distspec.drafters.features import FeatureDrafter, Path, Text
 from distspec.engine import Guesses, Outcome
-from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.models import FeatureModel
 from distspec.protocol.values import ROOT, Node
 
@@ -84,32 +80,13 @@ class _Batch:
         self.spans.append(Span(sequence.pages, length, len(committed), tuple(seen), writes))
 
 
-class EagleDrafter(FeatureDrafter):
+class EagleDrafter(FeatureDrafter[FeatureModel]):
     """See Drafter and FeatureDrafter.
 
     options.max_num_batched_tokens bounds a step, max_scratch_nodes the nodes with KV of a text.
     """
 
-    def __init__(
-        self,
-        model: FeatureModel,
-        options: config.Engine,
-        *,
-        max_model_len: int,
-        device: torch.device,
-        acceptance: Acceptance = COUPLED,
-        grammars: Grammars | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            options,
-            kept=2,
-            max_model_len=max_model_len,
-            device=device,
-            acceptance=acceptance,
-            grammars=grammars,
-        )
-        self._model = model
+    kept = 2
 
     def _grow(self, texts: Sequence[Text]) -> None:
         while self._step(texts):

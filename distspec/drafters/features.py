@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -106,38 +106,40 @@ class _Edits:
             edit.apply_(logits)
 
 
-class FeatureDrafter(ABC):
+Model = TypeVar("Model", bound=Enters)
+
+
+class FeatureDrafter(ABC, Generic[Model]):
     """The part of such a drafter that does not depend on its model; see Drafter.
 
-    taps: what it needs of the target, see models.Taps: DraftRow.features has these. When pages run out, the texts
+    kept: vectors of the model's hidden size that are kept of each row beside its KV; the first is what entered. taps:
+    what it needs of the target, see models.Taps: DraftRow.features has these. When pages run out, the texts
     drafted for least recently give theirs up; their features wait on the host until their turn comes.
     """
 
+    kept: ClassVar[int]
+
     def __init__(
         self,
-        model: Enters,
+        model: Model,
         options: config.Engine,
         *,
-        kept: int,
         max_model_len: int,
         device: torch.device,
         acceptance: Acceptance = COUPLED,
         grammars: Grammars | None = None,
     ) -> None:
-        """kept: vectors of the model's hidden size that are kept of each row beside its KV; the first is what entered.
-
-        max_model_len: of the target; texts longer than the pool holds get no drafts. acceptance: the target's. Raises
-        InvalidValue if the pool holds none.
+        """max_model_len: of the target; texts longer than the pool holds get no drafts. acceptance: the target's.
+        Raises InvalidValue if the pool holds none.
         """
         shape = model.config
         self.taps = model.taps
         self.device = device
         self.budget = options.max_num_batched_tokens
         self.room = options.max_scratch_nodes
-        self._enters = model
+        self._model = model
         self._acceptance = acceptance
-        self._kept = kept
-        pages = pages_that_fit(shape, options, max_model_len, model.dtype, device, kept * shape.hidden_size)
+        pages = pages_that_fit(shape, options, max_model_len, model.dtype, device, self.kept * shape.hidden_size)
         if options.tokens_in(pages) < 1:
             raise InvalidValue("engine.num_pages", pages, f"at least {options.pages_for(1)}, one request of one token")
         self.max_model_len = min(max_model_len, options.tokens_in(pages))
@@ -146,7 +148,7 @@ class FeatureDrafter(ABC):
             pages * options.page_size,
             shape.num_kv_heads,
             shape.head_dim,
-            features=kept * shape.hidden_size,
+            features=self.kept * shape.hidden_size,
             dtype=model.dtype,
             device=device,
         )
@@ -217,7 +219,7 @@ class FeatureDrafter(ABC):
 
     def vectors(self) -> Tensor:
         """[locations * kept, hidden_size]: what is kept of location l begins at row l * kept. A view."""
-        return self.pool.features.view(-1, self._enters.config.hidden_size)
+        return self.pool.features.view(-1, self._model.config.hidden_size)
 
     def integers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
@@ -225,7 +227,7 @@ class FeatureDrafter(ABC):
     # -- texts ---------------------------------------------------------------------------------
 
     def _check_features(self, row: DraftRow) -> None:
-        wanted = (len(row.tokens), self._enters.width)
+        wanted = (len(row.tokens), self._model.width)
         found = None if row.features is None else tuple(row.features.shape)
         if row.tokens and found != wanted:
             raise ValueError(f"request {row.request}: features of shape {found}, need {wanted} for taps {self.taps}")
@@ -256,10 +258,10 @@ class FeatureDrafter(ABC):
         """[n, hidden_size]: features of the row's tokens, but for the first of a text."""
         if row.features is None or not row.tokens:
             return self._nothing()
-        return self._enters.enter(row.features.to(self.device, self._enters.dtype)[0 if row.keep else 1 :])
+        return self._model.enter(row.features.to(self.device, self._model.dtype)[0 if row.keep else 1 :])
 
     def _nothing(self) -> Tensor:
-        return torch.empty(0, self._enters.config.hidden_size, dtype=self._enters.dtype, device=self.device)
+        return torch.empty(0, self._model.config.hidden_size, dtype=self._model.dtype, device=self.device)
 
     def _advance(self, text: Text, tail: tuple[int, ...], entered: Tensor, busy: Sequence[Text]) -> None:
         """The text grew by `tail`: commit the nodes that it followed, drop what it left behind."""
@@ -304,7 +306,7 @@ class FeatureDrafter(ABC):
         return self._nothing() if text.saved is None else text.saved.to(self.device)
 
     def _entries(self, sequence: kv.Sequence, indices: Iterable[int]) -> Tensor:
-        return self.integers([location * self._kept for location in self.locations(sequence, indices)])
+        return self.integers([location * self.kept for location in self.locations(sequence, indices)])
 
     def _close(self, text: Text) -> None:
         if text.sequence is not None:

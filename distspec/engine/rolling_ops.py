@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distspec.sampling.noise import signed
+from distspec.sampling.noise import STEP, mix_, signed
 
-_STEP, _MULTIPLIERS, _SHIFTS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (30, 27)
 _OUTCOME, _RANK, _WRONG = 1, 2, 3
 
 
@@ -103,10 +102,7 @@ def below(odds: float) -> int:
 
 def _mix(state: Tensor, part: Tensor | int) -> Tensor:
     """As distspec.synthetic; int64 that stand for unsigned numbers."""
-    state = state + part + signed(_STEP)
-    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
-        state = (state ^ _shifted(state, shift)) * signed(multiplier)
-    return state ^ _shifted(state, 31)
+    return mix_(state + part + signed(STEP))
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:

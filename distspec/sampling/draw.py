@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
 from distspec.sampling.noise import gumbel, signed
+
+if TYPE_CHECKING:
+    from distspec.kernels.truncate import Kept
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: scaled logits would leave nothing of the noise in float32 anyway."""
@@ -116,15 +120,19 @@ def _draw_fused(logits: Tensor, rows: SamplingRows) -> Tensor:
     """As `draw`, with no noise or order of tokens in memory, and nothing that the host must wait for."""
     from distspec.kernels.nucleus import draw_nucleus, suits  # imports Triton
     from distspec.kernels.sample import draw_whole
-    from distspec.kernels.truncate import Limits, kept
 
     if rows.any_top_p and not rows.max_top_k and suits(rows.least_top_p):
         return draw_nucleus(logits, rows.temperature, rows.integers[:, 1:], rows.top_p, rows.min_p, GREEDY_BELOW)
-    stays = None
-    if rows.truncated:
-        limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)
-        stays = kept(logits, rows.temperature, limits, GREEDY_BELOW)
+    stays = stay(logits, rows) if rows.truncated else None
     return draw_whole(logits, rows.temperature, rows.integers[:, 1:], GREEDY_BELOW, stays)
+
+
+def stay(logits: Tensor, rows: SamplingRows) -> Kept:
+    """What the limits of rows let stay, on CUDA."""
+    from distspec.kernels.truncate import Limits, kept  # imports Triton
+
+    limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)
+    return kept(logits, rows.temperature, limits, GREEDY_BELOW)
 
 
 def best(logits: Tensor, rows: SamplingRows, most: int) -> tuple[Tensor, Tensor]:

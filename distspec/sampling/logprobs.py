@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from distspec.protocol.values import TokenLogprobs
-from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, process
+from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, process, stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,10 @@ def processed(logits: Tensor, rows: SamplingRows, drawn: Tensor) -> Tensor:
 
 def _processed_fused(logits: Tensor, rows: SamplingRows, drawn: Tensor) -> Tensor:
     """By search instead of a sort. At the edge of what stays, rounding may tell it from the draw; the draw is right."""
-    from distspec.kernels.truncate import Limits, kept  # imports Triton
-
     is_sampled = rows.temperature >= GREEDY_BELOW
     scores = logits / torch.where(is_sampled, rows.temperature, 1.0)[:, None]
     if rows.truncated:
-        limits = Limits(rows.top_k, rows.top_p, rows.min_p, bool(rows.max_top_k), rows.any_top_p)
-        stays = kept(logits, rows.temperature, limits, GREEDY_BELOW)
+        stays = stay(logits, rows)
         depth = torch.where(is_sampled, stays.depth, inf)
         forbidden = stays.top[:, None] - scores > depth[:, None]
         scores.masked_fill_(forbidden.scatter_(1, drawn[:, None], False), -inf)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STEP = 0x9E3779B97F4A7C15
+STEP = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -33,7 +33,7 @@ def uniform(seed: Tensor, choice: Tensor, position: Tensor, vocab: int) -> Tenso
     decide a draw, keep their fine steps: the least is 2**-33.
     """
     counters = torch.arange(1, (vocab + 1) // 2 + 1, device=seed.device)
-    words = _mix_(_key(seed, choice, position)[:, None] + counters * signed(_STEP))
+    words = mix_(_key(seed, choice, position)[:, None] + counters * signed(STEP))
     halves = words.view(torch.uint32).to(torch.float32)[:, :vocab]
     return halves.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
@@ -56,13 +56,13 @@ def apart(choice: Tensor, position: Tensor, stream: int, start: Tensor) -> tuple
 
 def _key(seed: Tensor, choice: Tensor, position: Tensor) -> Tensor:
     """One 64-bit key per row; each word goes through the whole mixer before the next one joins."""
-    key = _mix_(seed + signed(_STEP))
+    key = mix_(seed + signed(STEP))
     for word in (choice, position):
-        key = _mix_((key ^ word) * signed(_STEP) + 1)
+        key = mix_((key ^ word) * signed(STEP) + 1)
     return key
 
 
-def _mix_(x: Tensor) -> Tensor:
+def mix_(x: Tensor) -> Tensor:
     """SplitMix64's finalizer, in place: a bijection of int64 in which every input bit reaches every output bit."""
     for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, None), strict=True):
         # The shift of a signed tensor drags the sign along; the mask makes it a logical one.
