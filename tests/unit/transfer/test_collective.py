@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from distspec.transfer.base import End, Incoming, Outgoing, pieces
-from distspec.transfer.collective import Collective, runs
+from distspec.transfer.base import End, Incoming, Outgoing
+from distspec.transfer.collective import Collective
 from distspec.transfer.group import Gloo
+from distspec.transfer.lane import Lane
 from distspec.transfer.meeting import Place
 
 HOST = "127.0.0.1"
@@ -219,7 +218,12 @@ def test_a_new_life_has_new_links_and_forgets_old_tickets(fleet: Fleet) -> None:
 
 
 def _lanes() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("transfer _")}
+    return {thread for thread in threading.enumerate() if isinstance(thread, Lane)}
+
+
+def _keys(worker: Collective) -> set[str]:
+    """What lies on its board."""
+    return set(worker._ways.board._values)
 
 
 def test_lives_of_a_peer_that_are_over_leave_no_thread_and_no_key(fleet: Fleet) -> None:
@@ -235,8 +239,7 @@ def test_lives_of_a_peer_that_are_over_leave_no_thread_and_no_key(fleet: Fleet) 
     move(a, b, 6, incarnations=(1, 5))
     while len(_lanes() - others) > 2:
         threading.Event().wait(0.02)
-    keys = a.open_board(None)._values  # type: ignore[attr-defined]
-    assert all(key.startswith("a.1>b.5/") for key in keys)
+    assert all(key.startswith("a.1>b.5/") for key in _keys(a))
 
 
 def test_a_source_that_is_gone_fails_the_ticket(fleet: Fleet) -> None:
@@ -279,14 +282,6 @@ def test_positions_cross_as_they_are_computed_and_tickets_overtake_each_other(fl
     assert order == [(1, PIECES[0]), (0, PIECES[0]), (2, PIECES[0]), (2, PIECES[1]), (1, PIECES[1]), (0, PIECES[1])]
 
 
-@given(st.integers(1, 99), st.integers(1, 9))
-def test_runs_cover_every_piece_once_in_order(count: int, size: int) -> None:
-    given_pieces = [range(i * size, (i + 1) * size) for i in range(count)]
-    found = list(runs(given_pieces))
-    assert [position for run in found for position in run] == list(range(count * size))
-    assert len(found[0]) == size
-
-
 def test_nothing_is_read_before_it_is_computed(fleet: Fleet) -> None:
     a, b = fleet.worker("a"), fleet.worker("b")
     copy, gate = Copy(1), threading.Event()
@@ -323,9 +318,9 @@ def test_a_ticket_closed_while_it_waits_for_positions_spares_its_link(fleet: Fle
         a.advance(1, 5, lambda: None)
         assert "no use" in (copy.sent.get(timeout=30) or "")
     assert not copy.pages[:, :, 3:].any()
-    made = {key for key in a.open_board(None)._values if "/link" in key}  # type: ignore[attr-defined]
+    made = {key for key in _keys(a) if "/link" in key}
     move(a, b, 2)
-    assert {key for key in a.open_board(None)._values if "/link" in key} == made  # type: ignore[attr-defined]
+    assert {key for key in _keys(a) if "/link" in key} == made
 
 
 def _dying_source(place: Place, pipe: Any) -> None:
@@ -357,10 +352,3 @@ def test_a_source_that_dies_midway_fails_its_ticket_and_no_other(fleet: Fleet) -
     assert doomed.received.get(timeout=60) is not None
     other.check()
     child.join()
-
-
-@given(st.integers(0, 99), st.integers(1, 5000), st.integers(0, 1 << 24))
-def test_pieces_cover_every_position_once_in_order(start: int, length: int, position_bytes: int) -> None:
-    found = pieces(start, length, position_bytes)
-    assert [position for piece in found for position in piece] == list(range(start, start + length))
-    assert all(len(piece) * position_bytes <= 32 << 20 for piece in found if len(piece) > 1)

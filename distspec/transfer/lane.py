@@ -1,0 +1,184 @@
+"""What both ends of a link keep to: tickets that may be closed at any time, and a thread for each peer and direction.
+
+Knows the tickets of one life of a worker, and how its lanes reach the boards and groups that they share with a peer's.
+Does not know what is said there: that is source.py and destination.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from distspec.errors import TransferFailed
+from distspec.transfer.base import Computed, End, Incoming, Outgoing
+from distspec.transfer.group import Group, Rendezvous, Store
+from distspec.transfer.meeting import Board, Place, Served, Visited
+
+log = logging.getLogger(__name__)
+DEEP = 2
+"""Runs of pieces that are under way on a link at a time."""
+_LONGEST = 4
+"""Pieces of a run. The first is of one, so that the link begins early; what the host does for each then weighs less."""
+REFUSED = "no"
+"""The answer to an offer that the destination has no use for."""
+Touched = TypeVar("Touched")
+
+
+class MakeGroup(Protocol):
+    """A group of two over this store; blocks until the other side has come, at most its timeout."""
+
+    def __call__(self, store: Store, rank: int) -> Group: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """From this worker to its peers. board: its own; place_of, timeout_s: see Collective."""
+
+    board: Served
+    place_of: Callable[[End], Place]
+    make_group: MakeGroup
+    timeout_s: float
+
+    def visit(self, end: End) -> Board:
+        """The board of a peer, through a connection of the calling thread's own."""
+        return Visited(self.place_of(end))
+
+    def meet(self, board: Board, prefix: str, rank: int) -> Group:
+        return self.make_group(Rendezvous(board, prefix, self.timeout_s), rank)
+
+
+class Life:
+    """Tickets and lanes of one incarnation of this worker."""
+
+    def __init__(self, end: End) -> None:
+        self.me = end
+        self.is_over = False
+        self.tickets: dict[int, Entry] = {}
+        self.lanes: dict[tuple[End, type[Lane]], Lane] = {}
+
+    def end_lanes_to_earlier_lives(self, peer: End) -> None:
+        """Their threads and links would outlive the peer, one set for each of its deaths."""
+        for key in [key for key in self.lanes if key[0].worker == peer.worker]:
+            if key[0].incarnation < peer.incarnation:
+                self.lanes.pop(key).put(None)
+
+    def end(self) -> None:
+        self.is_over = True
+        for entry in list(self.tickets.values()):
+            if entry.close():
+                entry.lane.put(Part(entry))
+        for lane in self.lanes.values():
+            lane.put(None)
+
+
+class Entry:
+    """A ticket, and whether it is open. Pages are only touched under its lock.
+
+    at: pieces that were handed to the lane (source), or are written (destination).
+    """
+
+    def __init__(self, ticket: Outgoing | Incoming, lane: Lane) -> None:
+        self.ticket, self.lane = ticket, lane
+        self._lock = threading.Lock()
+        self.open = True
+        self.at = 0
+
+    @property
+    def number(self) -> int:
+        return self.ticket.ticket
+
+    def take(self, stop: int) -> tuple[range, ...]:
+        """The pieces before `stop` that were not taken yet."""
+        before, found = self.at, self.ticket.pieces
+        while self.at < len(found) and found[self.at].stop <= stop:
+            self.at += 1
+        return found[before : self.at]
+
+    def is_last(self, piece: range) -> bool:
+        return piece == self.ticket.pieces[-1]
+
+    def close(self) -> bool:
+        with self._lock:
+            was, self.open = self.open, False
+        return was
+
+    def touch(self, pages: Callable[[], Touched]) -> Touched:
+        """Read or write pages. Raises Closed, touching nothing, if the ticket was closed."""
+        with self._lock:
+            if not self.open:
+                raise Closed("the ticket was closed")
+            return pages()
+
+    def finish(self, reason: str | None) -> None:
+        if self.close():
+            self.ticket.done(reason)
+
+
+class Closed(TransferFailed):
+    """By this side; nobody is to be told why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a lane is to do: the source sends these pieces; with none, the ticket is new (destination) or was closed."""
+
+    entry: Entry
+    pieces: tuple[range, ...] = ()
+    computed: Computed | None = None
+
+
+class Lane(threading.Thread):
+    """The tickets between this life and one life of a peer in one direction. rank: 0 sends, 1 receives."""
+
+    rank: int
+
+    def __init__(self, life: Life, peer: End, ways: Ways) -> None:
+        super().__init__(name=f"transfer {type(self).__name__} {peer.worker}", daemon=True)
+        self._life, self._peer, self._ways = life, peer, ways
+        source, destination = (life.me, peer) if self.rank == 0 else (peer, life.me)
+        self._prefix = f"{source.worker}.{source.incarnation}>{destination.worker}.{destination.incarnation}"
+        self._queue: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        self._group: Group | None = None
+        self._number = 0
+        self._turn = 0
+        self.start()
+
+    def put(self, part: Part | None) -> None:
+        """A part, or None to end the lane after those before."""
+        self._queue.put(part)
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+    def _link(self, number: int, board: Board) -> Group:
+        """The link of this number: the present one, or a new one that both sides come to."""
+        if self._group is None or self._number != number:
+            self._drop_group()
+            self._number = number
+            self._group = self._ways.meet(board, f"{self._prefix}/link{number}", self.rank)
+        return self._group
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if entry.open:
+            log.warning("ticket %d with %s failed: %s", entry.number, self._peer.worker, reason)
+        self._end(entry, reason)
+
+    def _end(self, entry: Entry, reason: str | None) -> None:
+        self._life.tickets.pop(entry.number, None)
+        entry.finish(reason)
+
+
+def runs(pieces: Sequence[range]) -> Iterator[range]:
+    """Pieces that follow each other, one, two, then four at a time: what crosses as one tensor."""
+    first, size = 0, 1
+    while first < len(pieces):
+        last = min(first + size, len(pieces)) - 1
+        yield range(pieces[first].start, pieces[last].stop)
+        first, size = last + 1, min(2 * size, _LONGEST)
