@@ -19,8 +19,9 @@ from torch import Tensor
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
 from distspec.models.draft import DraftHead, Target
-from distspec.models.llama import Parts, layer_parts, make_layer, rms, rope_table, rotation
+from distspec.models.llama import Parts, layer_parts, make_layer, rms
 from distspec.models.product import Matrix
+from distspec.models.rope import rope_table, rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

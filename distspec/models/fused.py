@@ -32,7 +32,7 @@ class FusedLayer:
     norms: HeadNorms | None
 
     def __call__(self, index: int, stream: Stream, table: Tensor, positions: Tensor, attend: Paged) -> Stream:
-        """table: a llama.rope_table. Returns the stream that leaves the layer, maybe in the memory of the old one."""
+        """table: a rope.rope_table. Returns the stream that leaves the layer, maybe in the memory of the old one."""
         keys, values = attend.layers[index]
         q = rope_and_write(self.qkv(stream), table, positions, attend.write, keys, values, self.norms)
         stream = self.output(attend.read(index, q), stream)
@@ -40,7 +40,7 @@ class FusedLayer:
 
 
 class FusedStack:
-    """All layers and the final norm. weights: of llama.parameters; rope: llama.rope_table on their device."""
+    """All layers and the final norm. weights: of llama.parameters; rope: rope.rope_table on their device."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], rope: Tensor) -> None:
         self._embedding = weights["embedding"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distspec.models import ModelConfig, prefix_layers, random_model
-from distspec.models.llama import Llama, parameters, rope_table
+from distspec.models.llama import Llama, parameters
+from distspec.models.rope import rope_table
 from tests.causal import logits
 from tests.shapes import KINDS, LLAMA
 
