@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distspec.config import Ngram
 from distspec.drafters.matchers import lookup
-from distspec.engine.rolling_state import Kind, State
+from distspec.engine.rolling import Kind, State
 
 _MOST_STEPS = 64
 

@@ -1,7 +1,7 @@
 """The small change of rounds that no host looks at: where rows stand, how they are drawn, and what was accepted.
 
 Knows tensors by slot. Does not know models, attention or pages. What does the same in plain torch, and says what
-everything means, is engine/rolling_ops.py.
+everything means, is engine/rolling/ops.py.
 """
 
 from __future__ import annotations

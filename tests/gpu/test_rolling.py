@@ -23,7 +23,7 @@ from distspec.protocol.values import SamplingParams
 from tests.rolling import Books, Text, plain
 from tests.shapes import TINY
 from tests.unit.attention.test_chains import check_chains
-from tests.unit.engine.test_rolling import random_params
+from tests.unit.engine.rolling.test_rolling import random_params
 from tests.unit.kernels.test_rolling import check_make_up, check_settle, check_spread
 
 pytestmark = pytest.mark.needs("gpu")

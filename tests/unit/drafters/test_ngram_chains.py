@@ -14,10 +14,10 @@ from distspec.drafters.base import DraftRow
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.ngram_chains import NgramChains
 from distspec.engine import Rolling
-from distspec.engine.rolling_state import Kind, State
+from distspec.engine.rolling import Kind, State
 from distspec.protocol.values import SamplingParams, Shape
 from tests.rolling import Books, plain
-from tests.unit.engine.test_rolling import MODEL, engine, random_params
+from tests.unit.engine.rolling.test_rolling import MODEL, engine, random_params
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 

@@ -1,4 +1,4 @@
-"""The kernels of rounds against the plain torch of engine/rolling_ops.py; tests/gpu runs the same checks compiled."""
+"""The kernels of rounds against the plain torch of engine/rolling/ops.py; tests/gpu runs the same checks compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.engine import rolling_ops
+from distspec.engine.rolling import ops
 from distspec.kernels import rolling
 from tests.unit.kernels.test_elementwise import CPU
 
@@ -25,7 +25,7 @@ def check_spread(seed: int, device: torch.device) -> None:
         torch.rand(slots + 1, 3),
         torch.tensor([*draw.sample(range(slots), draw.randint(1, slots)), slots, slots]),
     )
-    want = rolling_ops.spread(*state, offset, count, stepwise=stepwise)
+    want = ops.spread(*state, offset, count, stepwise=stepwise)
     got = rolling.spread(*(part.to(device) for part in state), offset, count, stepwise)
     for one, other in zip(got, (want.positions, want.integers, want.reals), strict=True):
         assert torch.equal(one.cpu(), other)
@@ -39,7 +39,7 @@ def check_settle(seed: int, device: torch.device) -> None:
     state = [torch.randint(0, 40, (slots + 1,)), torch.randint(0, 9, (slots + 1, 2))]
     inputs = [torch.tensor(own), torch.randint(0, 2, (len(own), count)), torch.randint(0, 2, (len(own), count))]
     there = [part.clone().to(device) for part in state]
-    want = rolling_ops.settle(*state, *inputs)
+    want = ops.settle(*state, *inputs)
     got = rolling.settle(*there, *(part.to(device) for part in inputs))
     assert torch.equal(got.cpu(), want)
     for one, other in zip(there, state, strict=True):
@@ -53,8 +53,8 @@ def check_make_up(seed: int, odds: float | None, vocab: int, device: torch.devic
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(-(2**63), 2**63 - 1, (80, 4), generator=generator)[::2]
     tokens = torch.randint(0, vocab, (80,), generator=generator)[1::2]
-    want = rolling_ops.make_up(integers, tokens, vocab, odds)
-    least = None if odds is None else rolling_ops.below(odds)
+    want = ops.make_up(integers, tokens, vocab, odds)
+    least = None if odds is None else ops.below(odds)
     assert torch.equal(rolling.make_up(integers.to(device), tokens.to(device), vocab, least).cpu(), want)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from distspec.attention import DevicePlans, Places
 from distspec.engine.engine import Engine
-from distspec.engine.rolling_ops import Spread, make_up, spread
-from distspec.engine.rolling_state import Kind, State
+from distspec.engine.rolling.ops import Spread, make_up, spread
+from distspec.engine.rolling.state import Kind, State
 from distspec.sampling import draw
 
 

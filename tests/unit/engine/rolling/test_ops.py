@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distspec import synthetic
-from distspec.engine.rolling_ops import below, make_up
+from distspec.engine.rolling.ops import below, make_up
 from distspec.sampling.noise import signed
 
 seeds = st.integers(0, 2**64 - 1)

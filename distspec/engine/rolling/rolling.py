@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from distspec.engine.engine import Engine
-from distspec.engine.rolling_chain import Chains, EngineChains
-from distspec.engine.rolling_graphs import Bucket, RoundGraphs
-from distspec.engine.rolling_round import Round
-from distspec.engine.rolling_state import Kind, State
+from distspec.engine.rolling.chains import Chains, EngineChains
+from distspec.engine.rolling.graphs import Bucket, RoundGraphs
+from distspec.engine.rolling.round import Round
+from distspec.engine.rolling.state import Kind, State
 from distspec.kv.sequence import Sequence
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from distspec.attention import Places
 from distspec.engine.engine import Engine
-from distspec.engine.rolling_chain import Chains
-from distspec.engine.rolling_ops import make_up, settle, spread
-from distspec.engine.rolling_state import Kind, State
+from distspec.engine.rolling.chains import Chains
+from distspec.engine.rolling.ops import make_up, settle, spread
+from distspec.engine.rolling.state import Kind, State
 from distspec.sampling import draw
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from distspec.engine.graphs import is_out_of_memory
-from distspec.engine.rolling_state import Kind, State
+from distspec.engine.rolling.state import Kind, State
 
 log = logging.getLogger(__name__)
 
