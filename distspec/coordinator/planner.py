@@ -13,7 +13,6 @@ will be.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -68,8 +67,8 @@ than that of plain decoding."""
 
 CLEARLY = 1.03
 
-RANKED = 4
-"""Sizes of a policy that are kept as choices: the best, and some to go to where it does not hold what it promised."""
+TRIED = 4
+"""Sizes of a policy that are tried: the best, and some to go to where it does not hold what it promised."""
 
 MEMORY = 6
 """Measurements of an advice that are averaged; of later ones, each counts for one in so many."""
@@ -157,28 +156,24 @@ class _Advisor:
         self.facts, self.seen = facts, seen
         self._measured = {advice: (count // 2, ratio) for advice, (count, ratio) in self._measured.items() if count > 1}
         self._values: dict[Advice, float] = {}
-        self._best: dict[str, list[Advice]] = {}
         self._work = self._value(some)
         self.is_done = False
 
     def go_on(self, pieces: int) -> None:
         for _ in range(pieces):
             if next(self._work, self) is self:
-                self.is_done = True
-                self._choose()
+                self.is_done, self.advice = True, self._best()
                 return
 
     def _value(self, some: Iterator[tuple[str, Sizes]]) -> Iterator[None]:
-        """Keep the best sizes of each policy. Policies come one after the other, those that take long last: at first,
-        the best until now is advised before the next."""
-        is_first = self.advice is None
+        """Policies come one after the other, those that take long last: at first, the best until now is advised before
+        the next."""
+        is_first, policy = self.advice is None, self._plain.policy
         for advice in chain([self._plain], (Advice(policy, sizes) for policy, sizes in some)):
-            if is_first and advice.policy not in self._best:
-                self._choose()
+            if is_first and advice.policy != policy:
+                self.advice = self._best()
             self._values[advice] = yield from self.facts.value(advice)
-            ranked = self._best.setdefault(advice.policy, [])
-            insort(ranked, advice, key=lambda one: -self._values[one])
-            del ranked[RANKED:]
+            policy = advice.policy
             yield
 
     def measure(self, now: Seen, targets: int) -> _Trial | None:
@@ -207,13 +202,18 @@ class _Advisor:
         self._work, self.is_done = self._compare(tokens_s, advice, facts), False
 
     def _compare(self, tokens_s: float, advice: Advice, facts: Facts) -> Iterator[None]:
-        """What it promises is known better now too: its steps may be wider than any before."""
-        self._values[advice] = yield from replace(facts, odds=self.facts.odds).value(advice)
-        yield
+        """What promises are is known better now too, as steps may have been wider than any before: whatever comes out
+        best is valued anew before it is advised."""
         promised = yield from facts.value(advice)
         count, ratio = self._measured.get(advice, (0, 0.0))
         count = min(count + 1, MEMORY)
         self._measured[advice] = count, ratio + (tokens_s / promised - ratio) / count
+        now, known = replace(facts, odds=self.facts.odds), set[Advice]()
+        while advice not in known:
+            yield
+            self._values[advice] = yield from now.value(advice)
+            known.add(advice)
+            advice = self._best()
 
     def _factor(self, advice: Advice) -> float:
         """What a promise is multiplied with. Sizes that were not tried share half of what is known of the policy."""
@@ -226,10 +226,11 @@ class _Advisor:
             return 1.0
         return CREDIT if self._values[advice] > CLEARLY * self._values[self._plain] else 1 / CREDIT
 
-    def _choose(self) -> None:
-        ranked = [advice for some in self._best.values() for advice in some]
-        if ranked:
-            self.advice = max(ranked, key=lambda advice: self._values[advice] * self._factor(advice))
+    def _best(self) -> Advice:
+        """Of a policy of which enough sizes were tried, those count alone."""
+        tried = Counter(advice.policy for advice in self._measured)
+        some = (one for one in self._values if one in self._measured or tried[one.policy] < TRIED)
+        return max(some, key=lambda advice: self._values[advice] * self._factor(advice))
 
 
 class Planner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -266,6 +267,28 @@ def test_who_yields_less_than_promised_is_left_and_come_back_to() -> None:
     shares["sd"], shares["dsi"] = 0.4, 1.0
     fleet.run(400)
     assert fleet.run(200)["dsi"] > 180
+
+
+def test_one_wide_trial_speaks_for_all_wide_sizes() -> None:
+    """Narrow steps cost the same, wide ones twice as much: what one trial shows of them, all promises know."""
+    most, odds = Sizes(steps=5, topk=3, nodes=64, lookahead=2, width=4, live=64), ((0.5, 0.3, 0.1),)
+    real = replace(load(), target=Curve([(10, T_V), (40, 2 * T_V)]))
+    planner = Planner(most)
+    step(planner)
+    for i in range(500):
+        planner.judged(KIND, (0, 1, 0, 1, 0, 2, 0, 1, 0, None)[i % 10], 3)
+    fleet, wide = (
+        Fleet(planner, lambda advice: rate(advice.policy, advice.sizes, real, odds), ("ar", "sd")),
+        set[Sizes](),
+    )
+    for _ in range(200):
+        rows = fleet.advice.sizes.nodes + 1 if fleet.advice.policy == "sd" else 1
+        planner.stepped("decode0", False, (rows, real.target(rows)), fleet.now_s)
+        if rows > 30:
+            wide.add(fleet.advice.sizes)
+        fleet.run(1)
+    assert len(wide) == 1
+    assert fleet.rate(1) > 0.97 * best(["sd"], most, real, odds)[2]
 
 
 KEPT = st.fixed_dictionaries({policy: st.floats(0.7, 1.0) for policy in ("sd", "pearl", "dsi")})
