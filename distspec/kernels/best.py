@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.pieces import weighed
 from distspec.kernels.sample import perturbed
 
 MOST = 16
@@ -26,10 +27,9 @@ def _block(logits, temperatures, keys, scores, tokens, tops, sums, vocab, row_st
     score = perturbed(logits, temperatures, keys, tops, tops, row, block, vocab, row_stride, temperature_stride,
                       key_stride, greedy_below, False, BLOCK)  # fmt: skip
     at = row * tl.num_programs(0) + block
-    top = tl.max(score, 0)
-    safe = tl.where(top == float("-inf"), 0.0, top)
+    top, weight = weighed(score)
     tl.store(tops + at, top)
-    tl.store(sums + at, tl.sum(tl.exp(score - safe), 0))
+    tl.store(sums + at, weight)
     place = tl.arange(0, BLOCK)
     for rank in range(MOST):
         best, where = tl.max(score, 0, return_indices=True)

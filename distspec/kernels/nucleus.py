@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.pieces import in_best_pieces, weighed
 from distspec.kernels.sample import gumbel_of, perturbed
 from distspec.kernels.truncate import scaled
 
@@ -24,7 +25,6 @@ _LEAST = 0.8
 
 _BLOCK = 2048
 _PIECE = 256
-"""Of candidates, several may come from one piece; no more pieces than candidates hold any."""
 
 
 def suits(top_p: float) -> bool:
@@ -38,10 +38,10 @@ def _weigh(logits, temperatures, tops, sums, vocab, row_stride, temperature_stri
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     score = scaled(logits, temperatures, row, token, vocab, row_stride, temperature_stride, greedy_below)
-    top = tl.max(score, 0)
     at = row * tl.num_programs(0) + block
+    top, weight = weighed(score)
     tl.store(tops + at, top)
-    tl.store(sums + at, tl.sum(tl.exp(score - tl.where(top == float("-inf"), 0.0, top)), 0))
+    tl.store(sums + at, weight)
 
 
 @triton.jit
@@ -62,15 +62,7 @@ def _candidates(logits, temperatures, keys, tops, depths, bests, tokens, token_d
                 COUNT: tl.constexpr):  # fmt: skip
     """The best tokens of a row, from its best pieces. A place that no token takes is -1."""
     row = tl.program_id(0).to(tl.int64)
-    piece, place = tl.arange(0, PIECES), tl.arange(0, COUNT)
-    best = tl.load(bests + row * pieces + piece, mask=piece < pieces, other=float("-inf"))
-    chosen = tl.zeros([COUNT], tl.int32)
-    for i in range(COUNT):
-        highest, where = tl.max(best, 0, return_indices=True)
-        # Where no piece is left, one past the last is chosen: another one twice would be its tokens twice.
-        chosen = tl.where(place == i, tl.where(highest > float("-inf"), where, pieces), chosen)
-        best = tl.where(piece == where, float("-inf"), best)
-    token = tl.reshape(chosen[:, None] * PIECE + tl.arange(0, PIECE)[None, :], [COUNT * PIECE])
+    token = in_best_pieces(bests, row, pieces, COUNT, PIECES, PIECE, COUNT)
     depth = tl.load(tops + row) - scaled(
         logits, temperatures, row, token, vocab, row_stride, temperature_stride, greedy_below
     )

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.splitmix import STEP, mixed
+
 
 @triton.jit
 def _spread(lengths, keys, reals, slots, positions, integers, out, offset, rows, count, spare_row,
@@ -87,10 +89,7 @@ def settle(lengths: Tensor, last: Tensor, slots: Tensor, chain: Tensor, outcomes
 @triton.jit
 def _mix(state, part):
     """One more number into 64 bits: distspec.synthetic."""
-    state = state + part.to(tl.uint64) + 0x9E3779B97F4A7C15
-    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
-    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
-    return state ^ (state >> 31)
+    return mixed(state + part.to(tl.uint64) + STEP)
 
 
 @triton.jit

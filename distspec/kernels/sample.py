@@ -13,31 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.splitmix import STEP, mixed
 from distspec.kernels.truncate import Kept, scaled
 
 _BLOCK = 2048
-_STEP = tl.constexpr(0x9E3779B97F4A7C15)
-_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
-_SECOND = tl.constexpr(0x94D049BB133111EB)
 _FINEST = tl.constexpr(2.0**-32)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
-
-
-@triton.jit
-def _mix(x):
-    """SplitMix64's finalizer, of uint64."""
-    x = (x ^ (x >> 30)) * _FIRST
-    x = (x ^ (x >> 27)) * _SECOND
-    return x ^ (x >> 31)
 
 
 @triton.jit
 def _key(keys, row, stride):
     """uint64: of the noise of a row, from its seed, choice and position."""
     at = keys + row * stride
-    key = _mix(tl.load(at).to(tl.uint64, bitcast=True) + _STEP)
-    key = _mix((key ^ tl.load(at + 1).to(tl.uint64, bitcast=True)) * _STEP + 1)
-    return _mix((key ^ tl.load(at + 2).to(tl.uint64, bitcast=True)) * _STEP + 1)
+    key = mixed(tl.load(at).to(tl.uint64, bitcast=True) + STEP)
+    key = mixed((key ^ tl.load(at + 1).to(tl.uint64, bitcast=True)) * STEP + 1)
+    return mixed((key ^ tl.load(at + 2).to(tl.uint64, bitcast=True)) * STEP + 1)
 
 
 @triton.jit
@@ -54,7 +44,7 @@ def _gumbel(half):
 @triton.jit
 def gumbel_of(keys, row, stride, token):
     """The noise of some tokens of a row, wherever they lie; what `perturbed` adds to those of a block."""
-    word = _mix(_key(keys, row, stride) + (token // 2 + 1).to(tl.uint64) * _STEP)
+    word = mixed(_key(keys, row, stride) + (token // 2 + 1).to(tl.uint64) * STEP)
     return _gumbel(tl.where(token % 2 == 0, word & 0xFFFFFFFF, word >> 32))
 
 
@@ -70,7 +60,7 @@ def perturbed(logits, temperatures, keys, tops, depths, row, block, vocab, row_s
     if tl.load(temperatures + row * temperature_stride) >= greedy_below:
         # Two tokens share a word of the generator, whose first output has counter 1.
         counter = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2) + 1).to(tl.uint64)
-        word = _mix(_key(keys, row, key_stride) + counter * _STEP)
+        word = mixed(_key(keys, row, key_stride) + counter * STEP)
         score += tl.interleave(_gumbel(word & 0xFFFFFFFF), _gumbel(word >> 32))
     return score
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.pieces import in_best_pieces, weighed
+
 MOST = 32
 """More are found faster by other means."""
 
@@ -26,9 +28,9 @@ def _survey(scores, tokens, tops, sums, likelier, bests, vocab, row_stride, BLOC
     own = tl.load(scores + row * row_stride + tl.load(tokens + row))
     score = tl.load(scores + row * row_stride + token, mask=token < vocab, other=float("-inf"))
     at = row * tl.num_programs(0) + block
-    top = tl.max(score, 0)
+    top, weight = weighed(score)
     tl.store(tops + at, top)
-    tl.store(sums + at, tl.sum(tl.exp(score - tl.where(top == float("-inf"), 0.0, top)), 0))
+    tl.store(sums + at, weight)
     tl.store(likelier + at, tl.sum((score > own).to(tl.int32), 0))
     count: tl.constexpr = BLOCK // PIECE
     tl.store(bests + at * count + tl.arange(0, count), tl.max(tl.reshape(score, [count, PIECE]), 1))
@@ -38,7 +40,7 @@ def _survey(scores, tokens, tops, sums, likelier, bests, vocab, row_stride, BLOC
 def _tell(scores, tokens, tops, sums, likelier, bests, integers, reals, most, blocks, pieces, vocab, row_stride,
           BLOCKS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    block, piece, place = tl.arange(0, BLOCKS), tl.arange(0, PIECES), tl.arange(0, COUNT)
+    block = tl.arange(0, BLOCKS)
     inside = block < blocks
     top = tl.load(tops + row * blocks + block, mask=inside, other=float("-inf"))
     highest = tl.max(top, 0)
@@ -48,15 +50,7 @@ def _tell(scores, tokens, tops, sums, likelier, bests, integers, reals, most, bl
     own = tl.load(scores + row * row_stride + tl.load(tokens + row))
     tl.store(integers + out, 1 + tl.sum(tl.load(likelier + row * blocks + block, mask=inside, other=0), 0).to(tl.int64))
     tl.store(reals + out, own - mass)
-    best = tl.load(bests + row * pieces + piece, mask=piece < pieces, other=float("-inf"))
-    chosen = tl.zeros([COUNT], tl.int32)
-    for i in range(most):
-        found, where = tl.max(best, 0, return_indices=True)
-        # Where no piece is left, one past the last is chosen: another one twice would be its tokens twice.
-        chosen = tl.where(place == i, tl.where(found > float("-inf"), where, pieces), chosen)
-        best = tl.where(piece == where, float("-inf"), best)
-    chosen = tl.where(place < most, chosen, pieces)
-    token = tl.reshape(chosen[:, None] * PIECE + tl.arange(0, PIECE)[None, :], [COUNT * PIECE])
+    token = in_best_pieces(bests, row, pieces, most, PIECES, PIECE, COUNT)
     score = tl.load(scores + row * row_stride + token, mask=token < vocab, other=float("-inf"))
     at = tl.arange(0, COUNT * PIECE)
     for i in range(most):
