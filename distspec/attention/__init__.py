@@ -12,7 +12,7 @@ from distspec.attention.flash import FlashBackend, missing_for_flash
 from distspec.attention.sdpa import SdpaBackend
 from distspec.errors import InvalidValue
 
-__all__ = ["BACKENDS", "AttentionBackend", "Bucket", "DevicePlans", "Places", "Span", "StaticPlans", "choose"]
+__all__ = ["BACKENDS", "LATENT", "AttentionBackend", "Bucket", "DevicePlans", "Places", "Span", "StaticPlans", "choose"]
 
 
 def _sdpa() -> type[AttentionBackend]:
@@ -37,16 +37,28 @@ BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {
 """Each imports its own: not every machine has the packages of all."""
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype) -> tuple[type[AttentionBackend], str]:
-    """The backend that `name` stands for here, and why. name: `auto` or a key of BACKENDS.
+LATENT = "mla"
+"""Of a pool of latents: the Triton backend where it can run, else the one of torch. Both take pools of either kind."""
+
+
+def choose(
+    name: str, device: torch.device, dtype: torch.dtype, *, latent: bool = False
+) -> tuple[type[AttentionBackend], str]:
+    """The backend that `name` stands for here, and why. name: `auto`, `mla` or a key of BACKENDS; latent: whether the
+    pool will hold latents, which is what `mla` is for.
 
     `auto` takes Triton's on every GPU that can run it: it alone has plans that a CUDA graph can read. Raises
-    InvalidValue for one that is configured and cannot run here.
+    InvalidValue for one that is configured and cannot run here, or not over such a pool.
     """
+    if name != "auto" and latent != (name == LATENT):
+        keeps, need = ("latents", [LATENT]) if latent else ("keys and values, not latents", sorted(BACKENDS))
+        raise InvalidValue("engine.attention_backend", name, f"{' or '.join(['auto', *need])}: the model keeps {keeps}")
     missing = {"flash": missing_for_flash(device, dtype), "triton": _missing_for_triton(device)}
-    if name == "auto":
-        lacks = missing["triton"]
-        return (_sdpa(), f"sdpa: {lacks}") if lacks else (_triton(), "triton: trees, chains and splits in one call")
+    if name in ("auto", LATENT):
+        lacks, kind = missing["triton"], f"{LATENT}, " if latent else ""
+        if lacks:
+            return _sdpa(), f"{kind}sdpa: {lacks}"
+        return _triton(), f"{kind}triton: trees, chains and splits in one call"
     if lacks := missing.get(name):
         raise InvalidValue("engine.attention_backend", name, f"sdpa: {lacks}")
     return BACKENDS[name](), f"{name}: configured"

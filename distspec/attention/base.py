@@ -55,7 +55,7 @@ class AttentionBackend(Protocol):
     def read(self, plan: Any, layer: int, q: Tensor) -> Tensor:
         """Attend to pages that hold the step's own keys and values by now; scores are scaled by head_dim ** -0.5.
 
-        q: [rows, heads, head_dim]. Returns [rows, heads * head_dim].
+        q: [rows, heads, head_dim]. Returns [rows, heads * head_dim], or of a pool of latents [rows, heads * latent].
         """
         ...
 

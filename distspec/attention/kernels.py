@@ -1,8 +1,10 @@
 """Triton kernels for attention over paged KV: grouped heads, split walks, ancestor bit masks; and plans of chains.
 
-Knows the integers of tiles.py. Does not know why a row sees what it sees. Online softmax as in FlashAttention
-(arXiv 2205.14135) and split walks as in FlashDecoding (Dao et al. 2023). The program that ends last merges the splits
-of its tile, in their order, so results do not depend on which one that is.
+Knows the integers of tiles.py, and two layouts of what pages hold: keys and values of each KV head, or latents, which
+all heads share: a latent's first numbers are the value, all of them the key (DeepSeek-V2, arXiv 2405.04434, in its
+absorbed form), so one load serves both products. Does not know why a row sees what it sees. Online softmax as in
+FlashAttention (arXiv 2205.14135) and split walks as in FlashDecoding (Dao et al. 2023). The program that ends last
+merges the splits of its tile, in their order, so results do not depend on which one that is.
 """
 
 from __future__ import annotations
@@ -12,12 +14,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _block(q, keys, values, pages, masks, valid, limit, length, start, end, words, stride, scale, top, total, acc,
-           DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr,
-           PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
-    """One step of the online softmax: N keys from `start` on. MASKED: not all rows see all of them."""
-    index = start + tl.arange(0, N)
-    inside = index < end
+def _keyed(q, keys, values, pages, index, inside, stride, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+           PAGE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
+    """Scores with the keys at these indices, unscaled [M, N], and their values [N, DIM_PAD]."""
     dim = tl.arange(0, DIM_PAD)
     if MASKED or DIM != DIM_PAD:
         page = tl.load(pages + index // PAGE, mask=inside, other=0).to(OFFSET)
@@ -29,7 +28,43 @@ def _block(q, keys, values, pages, masks, valid, limit, length, start, end, word
         where = (tl.load(pages + index // PAGE).to(OFFSET) * PAGE + index % PAGE) * stride
         k = tl.load(keys + where[None, :] + dim[:, None])
         v = tl.load(values + where[:, None] + dim[None, :])
-    scores = tl.dot(q, k, input_precision=PRECISION)
+    return tl.dot(q, k, input_precision=PRECISION), v
+
+
+@triton.jit
+def _latent(q, q_rest, keys, pages, index, inside, stride, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+            REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr,
+            PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
+    """As _keyed, of latents: what is read once is value and most of the key."""
+    dim, rest = tl.arange(0, DIM_PAD), DIM + tl.arange(0, REST_PAD)
+    if MASKED or DIM != DIM_PAD or REST != REST_PAD:
+        page = tl.load(pages + index // PAGE, mask=inside, other=0).to(OFFSET)
+        where = (page * PAGE + index % PAGE) * stride
+        v = tl.load(keys + where[:, None] + dim[None, :], mask=inside[:, None] & (dim < DIM)[None, :], other=0.0)
+        more = inside[None, :] & (rest < DIM + REST)[:, None]
+        k = tl.load(keys + where[None, :] + rest[:, None], mask=more, other=0.0)
+    else:
+        where = (tl.load(pages + index // PAGE).to(OFFSET) * PAGE + index % PAGE) * stride
+        v = tl.load(keys + where[:, None] + dim[None, :])
+        k = tl.load(keys + where[None, :] + rest[:, None])
+    scores = tl.dot(q, tl.trans(v), input_precision=PRECISION)
+    return tl.dot(q_rest, k, scores, input_precision=PRECISION), v
+
+
+@triton.jit
+def _block(q, q_rest, keys, values, pages, masks, valid, limit, length, start, end, words, stride, scale, top, total,
+           acc, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+           PAGE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+           OFFSET: tl.constexpr):  # fmt: skip
+    """One step of the online softmax: N keys from `start` on. MASKED: not all rows see all of them."""
+    index = start + tl.arange(0, N)
+    inside = index < end
+    if REST:
+        scores, v = _latent(q, q_rest, keys, pages, index, inside, stride, DIM, DIM_PAD, REST, REST_PAD, PAGE, MASKED,
+                            PRECISION, OFFSET)  # fmt: skip
+    else:
+        scores, v = _keyed(q, keys, values, pages, index, inside, stride, DIM, DIM_PAD, PAGE, MASKED, PRECISION,
+                           OFFSET)  # fmt: skip
     if MASKED:
         scratch = index - length
         look = valid[:, None] & (inside & (scratch >= 0))[None, :]
@@ -47,9 +82,10 @@ def _block(q, keys, values, pages, masks, valid, limit, length, start, end, word
 
 
 @triton.jit
-def _merge(partial, sums, at, splits, valid, step, M: tl.constexpr, DIM_PAD: tl.constexpr, TOGETHER: tl.constexpr):
-    """The splits whose log-sums begin at `sums` + `at` and every `step` further, weighted by these: [M, DIM_PAD]."""
-    lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+def _log_sums(sums, at, splits, valid, step, M: tl.constexpr):
+    """Of the splits whose log-sums begin at `sums` + `at` and every `step` further: the largest, and the sum of all
+    weights beside it, [M] each."""
+    lane = tl.arange(0, M)
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     for first in range(0, splits, 32):
@@ -62,8 +98,15 @@ def _merge(partial, sums, at, splits, valid, step, M: tl.constexpr, DIM_PAD: tl.
         safe = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp2(best - safe) + tl.sum(tl.exp2(log - safe[None, :]), 0)
         best = new
-    best = tl.where(best == float("-inf"), 0.0, best)
-    acc = tl.zeros([M, DIM_PAD], tl.float32)
+    return tl.where(best == float("-inf"), 0.0, best), total
+
+
+@triton.jit
+def _merge(partial, sums, at, splits, valid, step, start, best, total, M: tl.constexpr, DIM_PAD: tl.constexpr,
+           WIDTH: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
+    """Results of these splits, weighted by their log-sums, WIDTH numbers from `start` on: [M, WIDTH]."""
+    lane, dim = tl.arange(0, M), start + tl.arange(0, WIDTH)
+    acc = tl.zeros([M, WIDTH], tl.float32)
     for first in range(0, splits, TOGETHER):
         for more in tl.static_range(TOGETHER):  # loads that wait together
             place = at + (first + more) * step + lane
@@ -77,17 +120,19 @@ def _merge(partial, sums, at, splits, valid, step, M: tl.constexpr, DIM_PAD: tl.
 
 @triton.jit(do_not_specialize=["words"])
 def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
-           KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-           M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,
-           PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
-    """One item for one KV head: rows of a tile x query heads of the group, M at most, against its keys.
+           GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
+           REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
+           TOGETHER: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
+    """One item for one group of query heads: rows of a tile x heads of the group, M at most, against its keys.
 
-    Grid (items, kv_heads). q: [rows, heads, DIM] with strides q_row, q_head, 1; keys, values: [locations, KV_HEADS,
-    DIM]; out: [rows, heads * DIM]; pages, limits, masks, items: int64, see tiles.py. partial: float32 [splits,
-    KV_HEADS, M, DIM_PAD], sums: float32 [splits, KV_HEADS, M], counts: int32 [splits, KV_HEADS], 0 before and after.
-    scale: of the scores, times log2(e). OFFSET: integers that hold every offset in the keys.
+    Grid (items, GROUPS). q: [rows, heads, DIM + REST] with strides q_row, q_head, 1. REST 0: a group has a KV head of
+    its own, keys, values: [locations, GROUPS, DIM]; else all groups share latents, of which values are the first DIM
+    numbers, keys: [locations, DIM + REST]. out: [rows, heads * DIM]; pages, limits, masks, items: int64, see tiles.py.
+    partial: float32 [splits, GROUPS, M, DIM_PAD], sums: float32 [splits, GROUPS, M], counts: int32 [splits, GROUPS], 0
+    before and after. WIDTH: numbers of a row merged at once. scale: of the scores, times log2(e). OFFSET: integers that
+    hold every offset in the keys.
     """
-    head = tl.program_id(1)
+    group = tl.program_id(1)
     item = items + tl.program_id(0) * 10
     rows = tl.load(item + 1)
     if rows == 0:
@@ -98,42 +143,55 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
     pages += tl.load(item + 2)
     lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
     own = row + lane // GROUP
-    heads = head * GROUP + lane % GROUP
+    heads = group * GROUP + lane % GROUP
     valid = lane < rows * GROUP
     shape = valid[:, None] & (dim < DIM)[None, :]
-    x = tl.load(q + (own * q_row + heads * q_head)[:, None] + dim[None, :], mask=shape, other=0.0)
+    x_at = q + (own * q_row + heads * q_head)[:, None]
+    x = tl.load(x_at + dim[None, :], mask=shape, other=0.0)
+    if REST:
+        rest = tl.arange(0, REST_PAD)
+        x_rest = tl.load(x_at + (DIM + rest)[None, :], mask=valid[:, None] & (rest < REST)[None, :], other=0.0)
+        stride = DIM + REST
+    else:
+        x_rest = x
+        stride = GROUPS * DIM
+        keys += group * DIM
+        values += group * DIM
     limit = tl.load(limits + own, mask=valid, other=0)
     mask = masks + own * words
-    stride = KV_HEADS * DIM
-    keys += head * DIM
-    values += head * DIM
 
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, DIM_PAD], tl.float32)
     full = begin + tl.maximum(tl.minimum(end, least) - begin, 0) // N * N
     for start in tl.range(begin, full, N, num_stages=STAGES):
-        top, total, acc = _block(x, keys, values, pages, mask, valid, limit, length, start, end, words, stride, scale,
-                                 top, total, acc, DIM, DIM_PAD, PAGE, N, False, PRECISION, OFFSET)  # fmt: skip
+        top, total, acc = _block(x, x_rest, keys, values, pages, mask, valid, limit, length, start, end, words, stride,
+                                 scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, False, PRECISION,
+                                 OFFSET)  # fmt: skip
     for start in tl.range(full, end, N, num_stages=1):
-        top, total, acc = _block(x, keys, values, pages, mask, valid, limit, length, start, end, words, stride, scale,
-                                 top, total, acc, DIM, DIM_PAD, PAGE, N, True, PRECISION, OFFSET)  # fmt: skip
+        top, total, acc = _block(x, x_rest, keys, values, pages, mask, valid, limit, length, start, end, words, stride,
+                                 scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, True, PRECISION,
+                                 OFFSET)  # fmt: skip
 
     total = tl.where(total == 0, 1.0, total)  # rows that see none of these keys
     result = acc / total[:, None]
-    target = out + own[:, None] * (KV_HEADS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
+    target = out + own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM
     if splits == 1:
-        tl.store(target, result.to(out.dtype.element_ty), mask=shape)
+        tl.store(target + dim[None, :], result.to(out.dtype.element_ty), mask=shape)
     else:
-        place = ((at + split) * KV_HEADS + head) * M + lane
+        place = ((at + split) * GROUPS + group) * M + lane
         tl.store(partial + place[:, None] * DIM_PAD + dim[None, :], result, mask=valid[:, None])
         tl.store(sums + place, top + tl.log2(total), mask=valid)
         tl.debug_barrier()
-        count = counts + at * KV_HEADS + head
+        count = counts + at * GROUPS + group
         if tl.atomic_add(count, 1, sem="acq_rel") == splits - 1:
-            first = (at * KV_HEADS + head) * M
-            merged = _merge(partial, sums, first, splits, valid, KV_HEADS * M, M, DIM_PAD, TOGETHER)
-            tl.store(target, merged.to(out.dtype.element_ty), mask=shape)
+            first = (at * GROUPS + group) * M
+            best, whole = _log_sums(sums, first, splits, valid, GROUPS * M, M)
+            for start in tl.static_range(0, DIM_PAD, WIDTH):
+                merged = _merge(partial, sums, first, splits, valid, GROUPS * M, start, best, whole, M, DIM_PAD, WIDTH,
+                                TOGETHER)  # fmt: skip
+                part = start + tl.arange(0, WIDTH)[None, :]
+                tl.store(target + part, merged.to(out.dtype.element_ty), mask=valid[:, None] & (part < DIM))
             tl.store(count, 0)
 
 

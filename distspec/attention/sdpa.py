@@ -81,7 +81,8 @@ class SdpaBackend:
         self._device = pool.data.device
         cuda = self._device.type == "cuda"
         self._short = _SHORT_ROWS_CUDA if cuda else _SHORT_ROWS
-        pays = cuda and pool.data.dtype != torch.float32
+        # Torch's kernels that tell a log-sum have no values of other dimensions than keys.
+        pays = cuda and pool.data.dtype != torch.float32 and not pool.latent
         self._apart = apart if apart is not None else _APART if pays else sys.maxsize
 
     def plan(self, spans: Sequence[Span]) -> Plan:
@@ -119,7 +120,7 @@ class SdpaBackend:
 
     def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
         keys, values = self._pool.layers[layer]
-        outputs = [_attend(call, q, keys, values) for call in plan.calls]
+        outputs = [_attend(call, q, keys, values, self._pool.latent) for call in plan.calls]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return output if plan.back is None else output.index_select(0, plan.back)
 
@@ -196,21 +197,25 @@ def _limit(span: Span, row: int) -> int:
     return span.length if row >= span.suffix else span.length - span.suffix + row + 1
 
 
-def _attend(call: _Call, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """q: [all rows, heads, dim]; keys, values: [locations, kv_heads, dim]. Returns [batch * rows, heads * dim]."""
+def _found(call: _Call, paged: Tensor) -> Tensor:
+    """What a call reads of keys or values [locations, kv_heads, dim]: [batch, kv_heads, keys, dim]."""
+    at = call.locations
+    paged = paged.narrow(0, call.start, call.keys) if at is None else paged.index_select(0, at)
+    return paged.view(call.batch, call.keys, *paged.shape[1:]).transpose(1, 2)
+
+
+def _attend(call: _Call, q: Tensor, keys: Tensor, values: Tensor, latent: int) -> Tensor:
+    """q: [all rows, heads, dim]; keys, values: [locations, kv_heads, dim], values' own maybe; latent: see KVPool.
+    Returns [batch * rows, heads * values' dim]."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
     if call.queries is not None:
         q = q.index_select(0, call.queries)
-    if call.locations is None:
-        keys, values = keys.narrow(0, call.start, call.keys), values.narrow(0, call.start, call.keys)
-    else:
-        keys, values = keys.index_select(0, call.locations), values.index_select(0, call.locations)
-    keys = keys.view(call.batch, call.keys, kv_heads, dim).transpose(1, 2)
-    values = values.view(call.batch, call.keys, kv_heads, dim).transpose(1, 2)
+    keys = _found(call, keys)
+    values = keys[..., :latent] if latent else _found(call, values)
     if not call.packed:
         q = q.transpose(0, 1)[None]
         output = F.scaled_dot_product_attention(q, keys, values, call.mask, is_causal=call.causal, enable_gqa=True)
-        return output[0].transpose(0, 1).reshape(call.rows, heads * dim)
+        return output[0].transpose(0, 1).reshape(call.rows, -1)
     group = heads // kv_heads
     q = q.view(call.batch, call.rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     q = q.reshape(call.batch, kv_heads, group * call.rows, dim)
@@ -218,5 +223,5 @@ def _attend(call: _Call, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         output = two_parts(q, keys, values, call.apart, call.mask)
     else:
         output = F.scaled_dot_product_attention(q, keys, values, call.mask)
-    output = output.view(call.batch, kv_heads, group, call.rows, dim).permute(0, 3, 1, 2, 4)
-    return output.reshape(call.batch * call.rows, heads * dim)
+    output = output.view(call.batch, kv_heads, group, call.rows, values.shape[-1]).permute(0, 3, 1, 2, 4)
+    return output.reshape(call.batch * call.rows, -1)

@@ -24,9 +24,10 @@ from distspec.kv.pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How programs of so many rows x heads of a group (`lanes`) run. block: keys read at once; warps; stages: blocks on
-    their way; resident: programs that share a multiprocessor, so that one computes while another waits for its keys;
-    together: splits that a merge waits for at once."""
+    """How programs of so many rows x query heads of a group (`lanes`) run. block: keys read at once; warps; stages:
+    blocks on their way; resident: programs that share a multiprocessor, so that one computes while another waits for
+    its keys; together: splits that a merge waits for at once; width: numbers of a row that it merges at once, 0: all.
+    """
 
     lanes: int
     block: int
@@ -34,6 +35,7 @@ class _Shape:
     stages: int
     resident: int
     together: int
+    width: int = 0
 
 
 _HALF = (
@@ -44,6 +46,23 @@ _HALF = (
 )
 _FULL = (_Shape(16, 32, 4, 1, 2, 8), _Shape(32, 32, 4, 1, 2, 4))
 """In ieee precision there are no tensor cores, and a wide tile would not fit the registers."""
+
+_LATENT_HALF = (
+    _Shape(16, 32, 4, 2, 2, 4, 128),
+    _Shape(32, 32, 8, 2, 1, 4, 128),
+    _Shape(64, 64, 8, 2, 1, 4, 128),
+)
+_LATENT_FULL = (_Shape(16, 16, 4, 1, 1, 4, 128), _Shape(32, 16, 8, 1, 1, 4, 128))
+"""For latents of 512 + 64 numbers: 64 lanes take half the registers of a multiprocessor for their sums alone, and with
+two blocks of 64 latents nearly all of its shared memory. Chosen by these sizes; not measured yet."""
+
+_SHAPES: dict[tuple[bool, bool], tuple[_Shape, ...]] = {
+    (False, False): _HALF,
+    (False, True): _FULL,
+    (True, False): _LATENT_HALF,
+    (True, True): _LATENT_FULL,
+}
+"""By whether pages hold latents, and whether they are float32."""
 
 _OTHER_BYTES = 3072
 """Of shared memory, for what a program holds beside queries, keys and values."""
@@ -77,14 +96,17 @@ class TritonBackend:
     """See AttentionBackend, StaticPlans and DevicePlans."""
 
     def __init__(self, pool: KVPool, page_size: int, num_heads: int) -> None:
-        _, _, _, self._kv_heads, self._dim = pool.data.shape
+        kv_heads, key_dim = pool.data.shape[-2:]
+        full = pool.data.dtype == torch.float32
+        shapes = _SHAPES[pool.latent > 0, full]
+        self._groups = _groups(num_heads, shapes[-1].lanes) if pool.latent else kv_heads
         self._pool = pool
         self._page_size = page_size
-        self._group = num_heads // self._kv_heads
+        self._group = num_heads // self._groups
         self._device = pool.data.device
-        self._pad = max(16, triton.next_power_of_2(self._dim))
-        full = pool.data.dtype == torch.float32
-        shapes = _FULL if full else _HALF
+        self._dim = pool.latent or key_dim
+        self._rest = key_dim - self._dim
+        self._pad, self._rest_pad = (max(16, triton.next_power_of_2(n)) for n in (self._dim, self._rest))
         most = replace(shapes[-1], lanes=max(shapes[-1].lanes, int(triton.next_power_of_2(self._group))))
         fitting = [self._fitted(shape) for shape in (*shapes[:-1], most) if shape.lanes >= self._group]
         self._shapes = {shape.lanes: shape for shape in fitting}
@@ -94,7 +116,7 @@ class TritonBackend:
         count = torch.cuda.get_device_properties(self._device).multi_processor_count if cuda else 0
         self._processors = count or _CPU_PROCESSORS
         places = max(self._grid(lanes).programs for lanes in self._shapes)
-        shape = (places, self._kv_heads, max(self._shapes))
+        shape = (places, self._groups, max(self._shapes))
         self._partial = torch.empty(*shape, self._pad, dtype=torch.float32, device=self._device)
         self._sums = torch.empty(shape, dtype=torch.float32, device=self._device)
         self._counts = torch.zeros(shape[:2], dtype=torch.int32, device=self._device)
@@ -177,13 +199,14 @@ class TritonBackend:
         out = torch.empty(q.shape[0], q.shape[1] * self._dim, dtype=q.dtype, device=q.device)
         for launch in plan.launches:
             shape = self._shapes[launch.lanes]
-            kernels.attend[len(launch.items), self._kv_heads](
+            kernels.attend[len(launch.items), self._groups](
                 q, keys, values, out, launch.items, plan.pages, plan.limits, plan.masks,
                 self._partial, self._sums, self._counts, q.stride(0), q.stride(1), plan.words,
-                self._dim**-0.5 * math.log2(math.e),
-                KV_HEADS=self._kv_heads, GROUP=self._group, DIM=self._dim, DIM_PAD=self._pad, PAGE=self._page_size,
-                M=shape.lanes, N=shape.block, TOGETHER=shape.together, STAGES=shape.stages, PRECISION=self._precision,
-                OFFSET=self._offset, num_warps=shape.warps,
+                (self._dim + self._rest) ** -0.5 * math.log2(math.e),
+                GROUPS=self._groups, GROUP=self._group, DIM=self._dim, DIM_PAD=self._pad, REST=self._rest,
+                REST_PAD=self._rest_pad, PAGE=self._page_size, M=shape.lanes, N=shape.block,
+                WIDTH=min(self._pad, shape.width or self._pad), TOGETHER=shape.together, STAGES=shape.stages,
+                PRECISION=self._precision, OFFSET=self._offset, num_warps=shape.warps,
             )  # fmt: skip
         return out
 
@@ -192,27 +215,30 @@ class TritonBackend:
     def _lanes_for(self, rows: int, total: int) -> int:
         """The least that holds so many rows of one span, or the most there is; the widest only in steps whose rows in
         all give every other multiprocessor one such program."""
-        heads, (*narrower, widest) = self._group * self._kv_heads, self._shapes
+        heads, (*narrower, widest) = self._group * self._groups, self._shapes
         if narrower and 2 * total * heads < widest * self._processors:
             widest = narrower[-1]
         return next((lanes for lanes in narrower if rows * self._group <= lanes), widest)
 
     def _fitted(self, shape: _Shape) -> _Shape:
         """With fewer stages, or smaller blocks, where a multiprocessor's memory is too small for its queries, and for
-        the keys and values of each stage."""
+        the keys and values, or latents, of each stage."""
         if self._device.type != "cuda":
             return shape
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         room = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"] - _OTHER_BYTES
-        row = self._pad * self._pool.data.element_size()
-        while row * (shape.lanes + 2 * shape.stages * shape.block) > room and (shape.stages > 1 or shape.block > 16):
+        row = (self._pad + (self._rest_pad if self._rest else 0)) * self._pool.data.element_size()
+        planes = self._pool.data.shape[1]
+        while row * (shape.lanes + planes * shape.stages * shape.block) > room and (
+            shape.stages > 1 or shape.block > 16
+        ):
             less = {"stages": shape.stages - 1} if shape.stages > 1 else {"block": shape.block // 2}
             shape = replace(shape, **less)
         return shape
 
     def _grid(self, lanes: int) -> Grid:
         shape = self._shapes[lanes]
-        programs = self._processors * shape.resident // self._kv_heads
+        programs = self._processors * shape.resident // self._groups
         return Grid(rows=lanes // self._group, block=shape.block, programs=max(1, programs))
 
     def _items(self, bucket: Bucket) -> int:
@@ -224,3 +250,8 @@ class TritonBackend:
         grid = self._grid(lanes)
         found = tiles.tiles(spans, starts, grid.rows)
         return tiles.items([tile for own, is_one in zip(found, chosen, strict=True) if is_one for tile in own], grid)
+
+
+def _groups(heads: int, most: int) -> int:
+    """Into how many groups of equal size, of up to `most`, heads are dealt that share all they read."""
+    return next(count for count in range(-(-heads // most), heads + 1) if heads % count == 0)

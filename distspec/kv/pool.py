@@ -14,6 +14,8 @@ class KVPool:
     """Keys and values of every layer and, where a drafter will want them, features: all that is kept of a position.
 
     data: [layers, 2, locations + 1, kv_heads, head_dim]; layers[i] is (keys, values) of one layer, views of data.
+    latent: values are the first so many numbers of a key, as latent attention has them (DeepSeek-V2, arXiv 2405.04434),
+    and data is [layers, 1, ...]; 0: they are tensors of their own.
     features: [locations + 1, values]; takes no memory where there are none. width: values of one position, of both.
     Locations are given as int64 [n] on the pool's device. spare: one that belongs to no page, behind all others, where
     rows that only pad a step write.
@@ -26,21 +28,28 @@ class KVPool:
         kv_heads: int,
         head_dim: int,
         *,
+        latent: int = 0,
         features: int = 0,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         # Zeros, not garbage: a masked position still enters the weighted sum, and 0 * NaN is NaN.
-        self.data = torch.zeros(layers, 2, locations + 1, kv_heads, head_dim, dtype=dtype, device=device)
+        planes = 1 if latent else 2
+        self.data = torch.zeros(layers, planes, locations + 1, kv_heads, head_dim, dtype=dtype, device=device)
         self.features = torch.zeros(locations + 1, features, dtype=dtype, device=device)
+        self.latent = latent
         self.spare = locations
-        self.width = layers * 2 * kv_heads * head_dim + features
-        self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self.data]
+        self.width = layers * planes * kv_heads * head_dim + features
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            (layer[0], layer[0, ..., :latent] if latent else layer[1]) for layer in self.data
+        ]
 
     @staticmethod
-    def position_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, features: int = 0) -> int:
+    def position_bytes(
+        layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, features: int = 0, latent: int = 0
+    ) -> int:
         """Bytes that one position takes in all layers, with its features."""
-        return (layers * 2 * kv_heads * head_dim + features) * dtype.itemsize
+        return (layers * (1 if latent else 2) * kv_heads * head_dim + features) * dtype.itemsize
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy what lies at `sources` to `destinations`, all at once, so that locations may swap."""
@@ -49,8 +58,8 @@ class KVPool:
             self.features.index_copy_(0, destinations, self.features.index_select(0, sources))
 
     def gather(self, locations: Tensor) -> Tensor:
-        """A copy of what lies there, in one piece for a wire, [n * width]: the KV of all as [layers, 2, n, kv_heads,
-        head_dim], then their features as [n, values]. On a GPU by one kernel."""
+        """A copy of what lies there, in one piece for a wire, [n * width]: the KV of all as data is, [layers, 2 or 1,
+        n, kv_heads, head_dim], then their features as [n, values]. On a GPU by one kernel."""
         if self.data.is_cuda:
             from distspec.kernels.pages import gather_pages  # imports Triton
 
@@ -65,9 +74,9 @@ class KVPool:
 
             scatter_pages(self.data, self.features, locations, content.to(self.data))
             return
-        layers, _, _, kv_heads, head_dim = self.data.shape
+        layers, planes, _, kv_heads, head_dim = self.data.shape
         content = content.to(self.data.device, self.data.dtype)
         end = content.numel() - len(locations) * self.features.shape[1]
-        self.data.index_copy_(2, locations, content[:end].view(layers, 2, -1, kv_heads, head_dim))
+        self.data.index_copy_(2, locations, content[:end].view(layers, planes, -1, kv_heads, head_dim))
         if end < content.numel():
             self.features.index_copy_(0, locations, content[end:].view(len(locations), -1))

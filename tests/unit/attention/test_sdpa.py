@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.attention import AttentionBackend, Span, choose
+from distspec.attention import BACKENDS, AttentionBackend, Span, choose
 from distspec.attention.sdpa import SdpaBackend
 from distspec.errors import InvalidValue
 from distspec.kv.pool import KVPool
@@ -36,10 +36,11 @@ def visible(span: Span, row: int) -> list[int]:
 def by_the_book(
     spans: list[Span], page_size: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """One row and one head at a time, in float64; keys, values: [locations, kv_heads, dim], already written."""
+    """One row and one head at a time, in float64; keys, values: [locations, kv_heads, dim], already written. Values
+    may have dimensions of their own."""
     rows, heads, dim = q.shape
     group = heads // keys.shape[1]
-    out = torch.empty(rows, heads, dim, dtype=torch.float64)
+    out = torch.empty(rows, heads, values.shape[2], dtype=torch.float64)
     at = 0
     for span in spans:
         for row in range(span.rows):
@@ -98,6 +99,25 @@ def test_rows_see_their_path_and_nothing_else(
     compare(partial(SdpaBackend, apart=apart), seed, page_size, heads, sizes, CPU, dtype)
 
 
+LATENTS = st.sampled_from([(24, 16), (28, 20), (12, 8), (50, 32)])
+"""Numbers of a latent, and how many of them, the first, are the value."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 3, 4, 16, 64]),
+    st.sampled_from([1, 3, 16, 40]),
+    st.lists(st.sampled_from([1, 1, 2, 6, 16, 17, 40]), min_size=1, max_size=5),
+    LATENTS,
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_heads_share_latents_of_their_path(
+    seed: int, page_size: int, heads: int, sizes: list[int], latent: tuple[int, int], dtype: torch.dtype
+) -> None:
+    compare(SdpaBackend, seed, page_size, (heads, 1), sizes, CPU, dtype, *latent)
+
+
 def compare(
     make: Callable[[KVPool, int, int], AttentionBackend],
     seed: int,
@@ -107,16 +127,18 @@ def compare(
     device: torch.device,
     dtype: torch.dtype,
     dim: int = DIM,
+    latent: int = 0,
 ) -> None:
-    """Random spans of about these sizes: what a backend writes and returns is what the book says."""
+    """Random spans of about these sizes: what a backend writes and returns is what the book says. latent: of KVPool."""
     draw, (num_heads, kv_heads) = random.Random(seed), heads
     torch.manual_seed(seed % 2**31)
     pages = list(range(2000 // page_size + 40))
-    pool = KVPool(2, len(pages) * page_size, kv_heads, dim, dtype=dtype, device=device)
+    pool = KVPool(2, len(pages) * page_size, kv_heads, dim, latent=latent, dtype=dtype, device=device)
     pool.data.normal_()
     spans = [random_span(draw, pages, page_size, rows) for rows in sizes]
     rows = sum(span.rows for span in spans)
     q, k, v = (torch.randn(rows, n, dim).to(device, dtype) for n in (num_heads, kv_heads, kv_heads))
+    v = k[..., :latent] if latent else v
     keys, values = (tensor.clone() for tensor in pool.layers[1])
     where = torch.tensor([at for span in spans for at in span.write], device=device)
     keys[where], values[where] = k, v
@@ -171,6 +193,20 @@ def test_auto_says_why(dtype: torch.dtype) -> None:
     assert backend is SdpaBackend
     assert reason == "sdpa: Triton kernels need CUDA, the device is cpu"
     assert choose("sdpa", CPU, dtype) == (backend, "sdpa: configured")
+
+
+def test_mla_is_for_latents_and_nothing_else_is() -> None:
+    for name in ("auto", "mla"):
+        backend, reason = choose(name, CPU, torch.float32, latent=True)
+        assert backend is SdpaBackend
+        assert reason == "mla, sdpa: Triton kernels need CUDA, the device is cpu"
+    for name in BACKENDS:
+        with pytest.raises(InvalidValue, match=r"engine\.attention_backend.*auto or mla: the model keeps latents"):
+            choose(name, CPU, torch.float32, latent=True)
+    with pytest.raises(
+        InvalidValue, match=r"engine\.attention_backend.*auto or flash or sdpa or triton: the model keeps"
+    ):
+        choose("mla", CPU, torch.float32)
 
 
 def test_what_cannot_run_here_is_refused() -> None:

@@ -14,7 +14,7 @@ from distspec.attention import Span
 from distspec.attention.triton import TritonBackend
 from distspec.kv.pool import KVPool
 from distspec.models.base import Paged
-from tests.unit.attention.test_sdpa import CPU, DIM, by_the_book, compare, random_span
+from tests.unit.attention.test_sdpa import CPU, DIM, LATENTS, by_the_book, compare, random_span
 
 pytestmark = pytest.mark.needs("interpreter")
 SIZES = st.lists(st.sampled_from([1, 1, 2, 6, 20]), min_size=1, max_size=4)
@@ -27,6 +27,28 @@ def test_rows_see_their_path_and_nothing_else(
     seed: int, page_size: int, heads: tuple[int, int], sizes: list[int], dim: int
 ) -> None:
     compare(TritonBackend, seed, page_size, heads, sizes, CPU, torch.float32, dim)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32), st.sampled_from([1, 4, 16, 64]), st.sampled_from([1, 6, 16, 40]), SIZES, LATENTS)
+def test_heads_share_latents_of_their_path(
+    seed: int, page_size: int, heads: int, sizes: list[int], latent: tuple[int, int]
+) -> None:
+    """40 heads are two groups, whose programs read the same latents."""
+    compare(TritonBackend, seed, page_size, (heads, 1), sizes, CPU, torch.float32, *latent)
+
+
+def test_long_walks_over_latents_are_merged_a_piece_of_a_row_at_a_time() -> None:
+    """As many numbers as DeepSeek's models have, 512 of them the value; each walk is cut into splits."""
+    pool = KVPool(1, 256, 1, 576, latent=512, dtype=torch.float32, device=CPU)
+    pool.data.normal_()
+    spans = [Span([0], 250, 0, ([253],), [253])]
+    q = torch.randn(1, 32, 576)
+    backend = TritonBackend(pool, 256, 32)
+    plan = backend.plan(spans)
+    assert plan.launches[0].items[:, 9].tolist() == [3, 3, 3]
+    got = backend.read(plan, 0, q)
+    torch.testing.assert_close(got.double(), by_the_book(spans, 256, q, *pool.layers[0]), atol=1e-5, rtol=0)
 
 
 @settings(max_examples=6)
