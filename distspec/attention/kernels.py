@@ -187,10 +187,10 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
         if tl.atomic_add(count, 1, sem="acq_rel") == splits - 1:
             first = (at * GROUPS + group) * M
             best, whole = _log_sums(sums, first, splits, valid, GROUPS * M, M)
-            for start in tl.static_range(0, DIM_PAD, WIDTH):
-                merged = _merge(partial, sums, first, splits, valid, GROUPS * M, start, best, whole, M, DIM_PAD, WIDTH,
+            for lead in tl.static_range(0, DIM_PAD, WIDTH):
+                merged = _merge(partial, sums, first, splits, valid, GROUPS * M, lead, best, whole, M, DIM_PAD, WIDTH,
                                 TOGETHER)  # fmt: skip
-                part = start + tl.arange(0, WIDTH)[None, :]
+                part = lead + tl.arange(0, WIDTH)[None, :]
                 tl.store(target + part, merged.to(out.dtype.element_ty), mask=valid[:, None] & (part < DIM))
             tl.store(count, 0)
 
