@@ -13,7 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from statistics import median
 from typing import Any
 
@@ -34,6 +34,7 @@ from distspec.kv.pool import KVPool
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model, Paged, Taps
+from distspec.models.config import ModelConfig
 from distspec.protocol.values import ROOT, Node, SamplingParams
 from distspec.sampling import Editor, SamplingRows
 
@@ -79,10 +80,7 @@ class Engine:
         Raises InvalidValue if the model has no such taps, or it or the pool cannot hold what is configured.
         """
         shape = model.config
-        if not all(0 <= layer <= shape.num_layers for layer in taps):
-            raise InvalidValue("taps", list(taps), f"layers of the target, 0 to {shape.num_layers}")
-        if max_model_len is not None and max_model_len > shape.max_position:
-            raise InvalidValue("model.max_model_len", max_model_len, f"at most {shape.max_position}, the model's own")
+        _check(shape, taps, max_model_len)
         longest = max_model_len or shape.max_position
         features = len(taps) * shape.hidden_size
         pages = pages_that_fit(shape, options, longest, model.dtype, device, features)
@@ -100,13 +98,14 @@ class Engine:
             self.capacity,
             shape.num_kv_heads,
             shape.head_dim,
+            latent=shape.kv_latent,
             features=features,
             dtype=model.dtype,
             device=device,
         )
         allocator = PageAllocator(pages, options.page_size)
         self.books = Books(allocator, PrefixCache(allocator) if options.prefix_cache else None)
-        backend, reason = choose(options.attention_backend, device, model.dtype)
+        backend, reason = choose(options.attention_backend, device, model.dtype, latent=shape.latent is not None)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
         self._editor = Editor(shape.vocab_size, device)
         self._grammars = grammars
@@ -114,8 +113,7 @@ class Engine:
         self._acceptance = acceptance
         self._logprobs_mode = options.logprobs_mode
         self._open: dict[int, _Slot] = {}
-        self._free = list(range(self.slots))
-        heapify(self._free)
+        self._free = list(range(self.slots))  # a heap
         with torch.inference_mode():
             self.graphs = self._captured(options)
         log.info("attention %s; %d KV pages of %d positions on %s", reason, pages, options.page_size, device)
@@ -364,6 +362,13 @@ class Engine:
 
     def _integers(self, values: Seq[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def _check(shape: ModelConfig, taps: Seq[int], max_model_len: int | None) -> None:
+    if not all(0 <= layer <= shape.num_layers for layer in taps):
+        raise InvalidValue("taps", list(taps), f"layers of the target, 0 to {shape.num_layers}")
+    if max_model_len is not None and max_model_len > shape.max_position:
+        raise InvalidValue("model.max_model_len", max_model_len, f"at most {shape.max_position}, the model's own")
 
 
 def _too_few(pages: int, options: config.Engine, max_model_len: int | None) -> InvalidValue:

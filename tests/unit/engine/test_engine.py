@@ -7,27 +7,18 @@ from msgspec.structs import replace
 from distspec import config
 from distspec.engine import Engine, Segment
 from distspec.errors import ConfigError, IllegalTransition, InvalidValue, OutOfPages, OutOfSlots
-from distspec.models import ModelConfig, random_model
+from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.values import ROOT, Node, SamplingParams
+from tests.shapes import SMALLEST
 
 CPU = torch.device("cpu")
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
-SHAPE = ModelConfig(
-    num_layers=1,
-    hidden_size=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    intermediate_size=16,
-    vocab_size=31,
-    max_position=64,
-)
 
 
 @pytest.fixture(scope="module")
 def model() -> Llama:
-    return random_model(SHAPE, seed=1, dtype=torch.float32, device=CPU)
+    return random_model(SMALLEST, seed=1, dtype=torch.float32, device=CPU)
 
 
 def test_slots_and_pages_are_refused_and_nothing_leaks(model: Llama) -> None:
@@ -129,7 +120,7 @@ def test_taps_must_be_layers_of_the_model(model: Llama) -> None:
     slot = engine.open([1], PARAMS)
     engine.reserve(slot, 3)
     engine.step([Segment(slot, (5, 6))])
-    assert torch.equal(engine.features(slot, [1])[0, : SHAPE.hidden_size], model.embedding[6])
+    assert torch.equal(engine.features(slot, [1])[0, : SMALLEST.hidden_size], model.embedding[6])
     for bad in ((-1,), (0, 2)):
         with pytest.raises(InvalidValue, match="taps"):
             Engine(model, config.Engine(num_pages=8), device=CPU, taps=bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,20 +14,11 @@ from distspec import config
 from distspec.engine.sizing import DRIVER_BYTES, Memory, Work, pages_that_fit, pages_within, sized
 from distspec.errors import InvalidValue, TooLittleMemory
 from distspec.kv.pool import KVPool
-from distspec.models import ModelConfig
+from tests.shapes import SMALLEST
 
 GIB = 2**30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SHAPE = ModelConfig(
-    num_layers=64,
-    hidden_size=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    intermediate_size=16,
-    vocab_size=31,
-    max_position=2**20,
-)
+SHAPE = replace(SMALLEST, num_layers=64, max_position=2**20)
 
 bytes_ = st.integers(0, 140 * GIB)
 memories = st.builds(lambda total, free, held: Memory(total, min(free, total), held), bytes_, bytes_, bytes_)
