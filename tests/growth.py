@@ -1,14 +1,30 @@
-"""The tree of a drafter by the book: paths of tokens in the order in which they were found, and naive searches."""
+"""The tree of a drafter by the book: paths of tokens in the order in which they were found; texts and shapes to try."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+
+from hypothesis import strategies as st
 
 from distspec.drafters.base import Proposal
 from distspec.drafters.sprout import worth
 from distspec.protocol.values import ROOT, Shape
 
 Path = tuple[int, ...]
+
+tokens = st.lists(st.integers(0, 3), max_size=12)
+edits = st.lists(st.tuples(st.floats(0, 1), tokens), min_size=1, max_size=8)
+shapes = st.builds(
+    Shape,
+    steps=st.integers(0, 5),
+    topk=st.integers(1, 3),
+    width=st.integers(1, 3),
+    nodes=st.integers(1, 12),
+    depth=st.integers(0, 6),
+    odds=st.sampled_from([(), (0.8, 0.1)]),
+)
+"""For drafters that look texts up: tokens of few kinds; of edits of a text, the share of it that stays and what comes
+then; what is asked for."""
 
 
 class Growth:

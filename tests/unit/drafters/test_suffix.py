@@ -15,20 +15,10 @@ from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.suffix import SuffixDrafter, guesses
 from distspec.errors import IllegalTransition
 from distspec.protocol.values import ROOT, SamplingParams, Shape
+from tests.growth import edits, shapes, tokens
 
 PARAMS = SamplingParams(max_tokens=100)
 NEVER = Suffix(min_prob=1e-9)
-tokens = st.lists(st.integers(0, 3), max_size=12)
-edits = st.lists(st.tuples(st.floats(0, 1), tokens), min_size=1, max_size=8)
-shapes = st.builds(
-    Shape,
-    steps=st.integers(0, 5),
-    topk=st.integers(1, 3),
-    width=st.integers(1, 3),
-    nodes=st.integers(1, 12),
-    depth=st.integers(0, 6),
-    odds=st.sampled_from([(), (0.8, 0.1)]),
-)
 
 
 def propose(drafter: SuffixDrafter, text: list[int], shape: Shape, *, keep: int = 0, request: int = 1) -> Proposal:
