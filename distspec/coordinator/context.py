@@ -110,11 +110,16 @@ class Context:
 
     @property
     def acceptance(self) -> float:
-        """How often a draft is right if those before it were, over all requests; from a prior of ten drafts."""
+        """How often a level of drafts holds the right token if those above it did; from a prior of ten levels.
+
+        One number over all requests and the whole term: what the fleet is told, and how deep `speculation.length` goes
+        where nothing else says it. `Planner.odds` cannot be that: it tells classes and ranks apart and forgets, so that
+        `auto` follows each class, while depths that follow it would change with whoever asked last.
+        """
         return self._kept / self._tried
 
     def learn(self, *, tried: int, kept: int) -> None:
-        """Drafts that the walk reached, and how many of them it kept."""
+        """Levels of drafts that the walk reached, and in how many of them it kept one, of whatever rank."""
         self._tried += tried
         self._kept += kept
 

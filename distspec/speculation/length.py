@@ -2,6 +2,9 @@
 
 Expected tokens of a round with k drafts, each right with probability a given that those before were:
 tau(k) = (1 - a^(k+1)) / (1 - a)  (arXiv 2211.17192, eq. 1). Drafting itself is taken as free.
+
+Knows one acceptance, that of a level, and learns none: whoever asks keeps it. `acceptance.py` is for those who must
+tell classes, depths and ranks apart. Does not know trees or policies.
 """
 
 from __future__ import annotations
