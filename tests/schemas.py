@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 Schema = dict[str, Any]
 SHORT: Schema = {"type": "string", "maxLength": 3}
 DIGIT: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
@@ -85,9 +87,7 @@ SCHEMAS: dict[str, Schema] = {
     "says nothing of others": thing(None, a=DIGIT),
     "other numbers": {
         "type": "object",
-        "properties": {"a": DIGIT},
         "additionalProperties": DIGIT,
-        "required": ["a"],
         "maxProperties": 2,
         "propertyNames": {"pattern": "^[a-c]$"},
     },
@@ -163,3 +163,56 @@ SCHEMAS: dict[str, Schema] = {
         note={"anyOf": [SHORT, {"type": "null"}]},
     ),
 }
+
+# -- random ones ---------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "ab", "", 'q"', "é", "\u00800"])
+PATTERNS = st.sampled_from(["^a", "b$", "a|b", "^.{2}$", "^[^a]*$", "^\\d\\w$", "^é[a-f]$", "^$", "x*"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from([0.5, -2.25, 1e20]) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+_COUNTS = st.integers(0, 3)
+_BOUNDS = st.integers(-120, 120) | st.sampled_from([0.5, -0.25, 99.75, 1e3, 0.001, -0.0])
+_STRINGS = st.fixed_dictionaries(
+    {"type": st.just("string")}, optional={"minLength": _COUNTS, "maxLength": _COUNTS, "pattern": PATTERNS}
+)
+_LIMITS = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _BOUNDS)
+_NUMBERS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["integer", "number"])},
+    optional={**_LIMITS, "multipleOf": st.sampled_from([1, 2, 3, 7, 0.5])},
+)
+_LEAVES = (
+    st.sampled_from([{"type": "null"}, {"type": ["boolean", "null"]}, {}, True, False])
+    | _STRINGS
+    | _NUMBERS
+    | st.fixed_dictionaries({"enum": st.lists(VALUES, min_size=1, max_size=3)})
+    | st.fixed_dictionaries({"const": VALUES})
+)
+
+
+def _with(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Schemas that hold these."""
+    some = st.lists(inner, min_size=1, max_size=3)
+    arrays = st.fixed_dictionaries(
+        {"type": st.just("array")},
+        optional={"items": inner, "prefixItems": some, "minItems": _COUNTS, "maxItems": _COUNTS},
+    )
+    objects = st.fixed_dictionaries(
+        {"type": st.just("object")},
+        optional={
+            "properties": st.dictionaries(NAMES, inner, max_size=3),
+            "required": st.lists(NAMES, max_size=2),
+            "additionalProperties": inner | st.just(False),
+            "patternProperties": st.dictionaries(PATTERNS, inner, min_size=1, max_size=2),
+            "propertyNames": _STRINGS,
+            "minProperties": _COUNTS,
+            "maxProperties": _COUNTS,
+        },
+    )
+    return arrays | objects | objects | st.dictionaries(st.sampled_from(["anyOf", "oneOf", "allOf"]), some, max_size=1)
+
+
+ANY = st.recursive(_LEAVES, _with, max_leaves=8)
+"""Of which a grammar can hold some."""

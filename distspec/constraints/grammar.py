@@ -4,7 +4,8 @@ Knows constraints, tokenizers and xgrammar's compiler. Does not know requests, c
 
 JSON is written without white space: the shortest valid text, which ends by itself, where free white space would let a
 model pad for ever. Properties come in the schema's order, and objects that name properties hold no others unless the
-schema says additionalProperties. A regex matches the whole output. Schemas inside structural tags may use white space.
+schema says additionalProperties. So it is inside structural tags too, around which text is free. A regex matches the
+whole output.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from distspec.errors import BadConstraint
 from distspec.protocol.values import Constraint
 
 if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
+    from xgrammar import CompiledGrammar
 
 KINDS = ("json_object", "json_schema", "regex", "grammar", "structural_tag")
 _COMPACT: dict[str, Any] = {"any_whitespace": False, "separators": (",", ":")}
+_EXACT: dict[str, Any] = {"type": "json_schema", "style": "json", "any_order": False, "excludes": []}
+"""How a structural tag may have a schema. Otherwise xgrammar lets pass what does not validate."""
 _CACHE_BYTES = 1 << 28
 """Of parts that grammars share."""
 _NOT_IN_STRINGS = ('"', "\\", *map(chr, range(32)))
@@ -35,23 +38,27 @@ _NOT_IN_STRINGS = ('"', "\\", *map(chr, range(32)))
 class Compiler:
     """tokenizer: a transformers PreTrainedTokenizerFast; vocab_size: of the model; stop_ids: tokens that end an answer.
 
-    Special tokens have no text, so no grammar allows them, but for stop_ids at its end. Control characters, which
-    xgrammar's strings of bounded length would allow, have no place in JSON without white space: there, tokens with
-    them have no text either.
+    Special tokens have no text, so no grammar allows them, but for stop_ids at its end.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, stop_ids: Iterable[int]) -> None:
+        import xgrammar  # takes seconds, and most workers never need it
+
         stop_ids = list(stop_ids)
         special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         tokens = [""] * vocab_size
         for token, id in tokenizer.get_vocab().items():
             if id < vocab_size and id not in special:
                 tokens[id] = token
-        info = _info(tokenizer, tokens, stop_ids)
-        control = re.compile(rb"[\x00-\x1f]")
-        clean = ["" if control.search(text) else token for token, text in zip(tokens, info.decoded_vocab, strict=True)]
-        self._any = _compiler(info)
-        self._json = _compiler(_info(tokenizer, clean, stop_ids))
+        found = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=stop_ids)
+        info = xgrammar.TokenizerInfo(
+            tokens,  # as the tokenizer spells them, in its own way to spell bytes
+            found.vocab_type,
+            vocab_size=vocab_size,
+            stop_token_ids=stop_ids,
+            add_prefix_space=found.add_prefix_space,
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """May take long, and much memory. Raises BadConstraint for what is no such grammar, or allows no text."""
@@ -68,15 +75,15 @@ class Compiler:
     def _compile(self, constraint: Constraint) -> CompiledGrammar:
         kind, text = constraint.kind, constraint.text
         if kind == "json_object":
-            return self._json.compile_json_schema('{"type":"object"}', **_COMPACT)
+            return self._compiler.compile_grammar(_json_grammar({"type": "object"}))
         if kind == "json_schema":
-            return self._json.compile_json_schema(json.dumps(exact(_loads(text), keeps_strings)), **_COMPACT)
+            return self._compiler.compile_grammar(_json_grammar(_loads(text)))
         if kind == "regex":
-            return self._any.compile_regex(text)
+            return self._compiler.compile_regex(text)
         if kind == "grammar":
-            return self._any.compile_grammar(text)
+            return self._compiler.compile_grammar(text)
         if kind == "structural_tag":
-            return self._any.compile_structural_tag(json.dumps(_exact_inside(_tag(_loads(text)))))
+            return self._compiler.compile_structural_tag(json.dumps(_exact_inside(_tag(_loads(text)))))
         raise BadConstraint(f"kind {kind!r}, need one of {', '.join(KINDS)}")
 
 
@@ -108,27 +115,20 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 _PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
 """Literals and classes of a rule, both of which Python reads as EBNF does."""
+_WIDE, _NARROW = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
+"""A character of a string of bounded length: as xgrammar has it, and as JSON does, without control characters."""
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 _PLACE = re.compile(r"^\[[\d:]+\] \S+ (Check failed: .* is false: )?")
 
 
-def _info(tokenizer: Any, tokens: list[str], stop_ids: list[int]) -> TokenizerInfo:
-    """tokens: as the tokenizer spells them, in its own way to spell bytes."""
-    import xgrammar  # takes seconds, and most workers never need it
-
-    found = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokens), stop_token_ids=stop_ids)
-    return xgrammar.TokenizerInfo(
-        tokens,
-        found.vocab_type,
-        vocab_size=len(tokens),
-        stop_token_ids=stop_ids,
-        add_prefix_space=found.add_prefix_space,
-    )
-
-
-def _compiler(info: TokenizerInfo) -> GrammarCompiler:
+def _json_grammar(schema: object) -> str:
+    """In EBNF, JSON of this schema and nothing else. Raises BadConstraint."""
     import xgrammar
 
-    return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
+    grammar = xgrammar.Grammar.from_json_schema(json.dumps(exact(schema, keeps_strings)), **_COMPACT)
+    rules = _PARTS.sub(lambda part: _NARROW if part[0] == _WIDE else part[0], str(grammar))
+    # xgrammar writes \x with two digits, but reads as many as there are.
+    return _ESCAPED.sub(lambda one: f"\\u00{one[1]}" if one[1] else one[0], rules)
 
 
 def _tag(asked: Any) -> Any:
@@ -145,13 +145,17 @@ def _tag(asked: Any) -> Any:
 
 
 def _exact_inside(tag: Any) -> Any:
-    """A structural tag whose schemas are exact."""
+    """A structural tag where each schema has become a grammar, as exact as that of a schema alone."""
     if isinstance(tag, list):
         return [_exact_inside(item) for item in tag]
     if not isinstance(tag, dict):
         return tag
-    own = ("json_schema",) if tag.get("type") == "json_schema" else ()
-    return {name: exact(item, keeps_strings) if name in own else _exact_inside(item) for name, item in tag.items()}
+    if tag.get("type") in ("json_schema", "qwen_xml_parameter"):
+        for name, value in tag.items():
+            if value and value != _EXACT.get(name, value):
+                raise BadConstraint(f"{name}: {value!r} would allow more than the schema says")
+        return {"type": "grammar", "grammar": _json_grammar(tag.get("json_schema"))}
+    return {name: _exact_inside(item) for name, item in tag.items()}
 
 
 def _first_mask(compiled: CompiledGrammar) -> Any:

@@ -9,8 +9,10 @@ validate. So keywords that xgrammar ignores, alone or beside others, are an erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import Any
 
 from distspec.errors import BadConstraint
@@ -42,6 +44,7 @@ _UNSUPPORTED = (
 _CONSTRAINING = {*_WHOLE, "type", *(name for names in _OF_TYPE.values() for name in names)}
 _MOST_REFERENCES = 32
 """In a row, from one to the next."""
+_MOST_MULTIPLES = 1000
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
@@ -156,6 +159,8 @@ def _typed(schema: Schema, at: str, document: _Document) -> Schema:
         return _string(schema, at, document)
     if kind == "array":
         return _array(schema, at, document)
+    if "multipleOf" in schema:
+        return _multiples(schema, at)
     return _object(schema, at, document) if kind == "object" else schema
 
 
@@ -169,6 +174,24 @@ def _string(schema: Schema, at: str, document: _Document) -> Schema:
     if len(schema) > 2:
         schema.pop("format", None)  # a remark by the standard, which xgrammar would take in place of the others
     return schema
+
+
+def _multiples(schema: Schema, at: str) -> Schema:
+    """xgrammar holds integers to multipleOf, but no others, and not beside bounds."""
+    of = schema["multipleOf"]
+    if schema["type"] != "integer" or not _is_a(of, "integer") or of <= 0:
+        raise _refused(at, "multipleOf", "only supported for integers, and as one above 0")
+    bounds = schema.keys() - {"type", "multipleOf"}
+    if not bounds:
+        return schema
+    least = [ceil(schema[name]) for name in bounds & {"minimum"}]
+    least += [floor(schema[name]) + 1 for name in bounds & {"exclusiveMinimum"}]
+    most = [floor(schema[name]) for name in bounds & {"maximum"}]
+    most += [ceil(schema[name]) - 1 for name in bounds & {"exclusiveMaximum"}]
+    found = range(-(-max(least) // int(of)) * int(of), min(most) + 1, int(of)) if least and most else range(0)
+    if not 0 < len(found) <= _MOST_MULTIPLES:
+        raise _refused(at, "multipleOf", f"beside a bound, only where 1 to {_MOST_MULTIPLES} numbers are left")
+    return {"enum": list(found)}
 
 
 def _array(schema: Schema, at: str, document: _Document) -> Schema:
@@ -194,20 +217,42 @@ def _object(schema: Schema, at: str, document: _Document) -> Schema:
     for name in ("additionalProperties", "unevaluatedProperties", "propertyNames"):
         if name in schema:
             schema[name] = _exact(schema[name], f"{at}{name}.", document)
+    _check_names(schema, at)
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _refused(at, "required", "need a list of names")
     named = schema.get("properties", {})
-    others = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+    others = _others(schema)
     missing = [name for name in required if name not in named]
     if missing:
         if others is False or "patternProperties" in schema or "propertyNames" in schema:
             raise _refused(at, "required", f"{missing[0]!r} is not among properties")
         schema["properties"] = named | dict.fromkeys(missing, {} if others is True else others)
     free = "properties" not in schema or schema.get("additionalProperties", False) is not False
-    if free and schema.get("minProperties", 0) > len(required):
+    if (free or "patternProperties" in schema) and schema.get("minProperties", 0) > len(required):
         raise _refused(at, "minProperties", "above the required properties, only where additionalProperties is false")
     return schema
+
+
+def _check_names(schema: Schema, at: str) -> None:
+    """Names by patterns or by propertyNames are only theirs: xgrammar keeps apart neither these from each other, nor
+    from names that are listed, and with propertyNames it forgets that there may be no others."""
+    patterns = schema.get("patternProperties", {})
+    if patterns and _others(schema) is not False and schema.keys() & {"additionalProperties", "unevaluatedProperties"}:
+        raise _refused(at, "patternProperties", "not supported beside additionalProperties")
+    values = list(patterns.values())
+    if any(value != values[0] for value in values):
+        raise _refused(at, "patternProperties", "patterns that say different things are not supported")
+    for name in schema.get("properties", {}):
+        if any(re.search(pattern, name) for pattern in patterns):
+            raise _refused(at, "patternProperties", f"matches {name!r}, which is among properties")
+    if "propertyNames" in schema and (patterns or "properties" in schema or _others(schema) is False):
+        raise _refused(at, "propertyNames", "only supported without properties, and where others may be")
+
+
+def _others(schema: Schema) -> Any:
+    """What properties that are not named may be, as a schema."""
+    return schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
 
 
 def _are_disjoint(one: object, other: object, document: _Document) -> bool:

@@ -65,6 +65,17 @@ def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
     found = matcher("structural_tag", text)
     assert allows(found, 'free text <call>{"a":true}</call> and more')
     assert not allows(found, 'free text <call>{"b":true}</call>')
+    assert not allows(found, 'free text <call>{"a": true}</call>')
+    assert allows(found, "free text\nof \x01 any kind")
+
+
+def test_control_characters_are_in_no_string_wherever_its_schema_is() -> None:
+    """xgrammar's own strings of bounded length have them, and its classes are printed as literals can not be."""
+    schema = {"type": "object", "properties": {'[^"\\\r\n]': {"type": "string", "maxLength": 3}}}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    for found in (matcher("json_schema", json.dumps(schema)), matcher("structural_tag", json.dumps(tag))):
+        assert allows(found, json.dumps({'[^"\\\r\n]': "a b"}, separators=(",", ":")))
+        assert not allows(found, json.dumps({'[^"\\\r\n]': "a#b"}, separators=(",", ":")).replace("#", "\x01"))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +94,11 @@ def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
         ("json_schema", '{"type":"string","pattern":"é."}', "pattern"),
         ("structural_tag", "{}", "format"),
         ("structural_tag", '{"format":{"type":"json_schema","json_schema":{"not":{}}}}', "not"),
+        ("structural_tag", '{"format":{"type":"json_schema","json_schema":{},"any_order":true}}', "any_order"),
+        ("structural_tag", '{"format":{"type":"json_schema","json_schema":{},"style":"qwen_xml"}}', "style"),
+        ("structural_tag", '{"format":{"type":"json_schema","json_schema":{},"excludes":["a"]}}', "excludes"),
+        ("structural_tag", '{"format":{"type":"qwen_xml_parameter","json_schema":{}}}', "type"),
+        ("structural_tag", '{"format":{"type":"json_schema"}}', "schema"),
         ("poem", "", "kind"),
     ],
 )
@@ -114,6 +130,7 @@ PATTERNS = (
     "é\\w",
     "^\\d{3}-\\d{4}$",
     "^\\[x\\]é$",
+    "^[\u00800-9a-f]é$",
 )
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distspec.constraints import Matcher
 from distspec.constraints.schema import exact
 from distspec.errors import BadConstraint
 from distspec.protocol.values import Constraint
-from tests.schemas import CIRCLE, DIGIT, SCHEMAS, thing
+from tests.schemas import ANY, CIRCLE, DIGIT, SCHEMAS, VALUES, thing
 from tests.spelling import encode, end_id, grammars, walk
 
 SEEDS = range(8)
@@ -28,10 +28,15 @@ def test_the_corpus_is_large() -> None:
 def test_whatever_a_grammar_allows_is_json_of_its_schema(name: str) -> None:
     """Random walks: any text that the masks let through."""
     schema = SCHEMAS[name]
-    judge = jsonschema.Draft202012Validator(schema)
     for seed in SEEDS:
-        text = schema_walk(schema, seed)
-        judge.validate(json.loads(text))
+        validator(schema).validate(json.loads(schema_walk(schema, seed)))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_so_it_does_inside_a_structural_tag(name: str) -> None:
+    for seed in SEEDS[:4]:
+        text = walk(inside_a_tag(SCHEMAS[name]), seed)
+        validator(SCHEMAS[name]).validate(json.loads(text.removeprefix("<call>").removesuffix("</call>")))
 
 
 @pytest.mark.parametrize("name", ["person", "digits", "either", "tree", "unicode keys", "other numbers"])
@@ -66,6 +71,17 @@ def test_values_of_a_schema_are_allowed(name: str) -> None:
         ({"type": "text"}, "type"),
         ({"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False}, "required"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"type": "object", "patternProperties": {"a": DIGIT}, "minProperties": 1}, "minProperties"),
+        ({"type": "object", "patternProperties": {"a": DIGIT}, "additionalProperties": True}, "patternProperties"),
+        ({"type": "object", "patternProperties": {"a": DIGIT, "b": {}}}, "patternProperties"),
+        (thing(None, a=DIGIT) | {"patternProperties": {"^[^b]$": {}}}, "patternProperties"),
+        (thing(None, a=DIGIT) | {"propertyNames": {"pattern": "a"}}, "propertyNames"),
+        ({"type": "object", "propertyNames": {"pattern": "a"}, "additionalProperties": False}, "propertyNames"),
+        ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 0}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 5, "minimum": 3}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 10**6}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 5, "minimum": 6, "maximum": 9}, "multipleOf"),
         (thing(True, a=thing(True, b={"not": DIGIT})), "properties.a.properties.b.not"),
         ({"$defs": {"d": {"not": DIGIT}}, "$ref": "#/$defs/d"}, "$defs.d.not"),
         ({"type": "array", "items": {"uniqueItems": True}}, "items.uniqueItems"),
@@ -81,6 +97,22 @@ def test_what_a_grammar_cannot_hold_is_refused_by_name(schema: dict[str, Any], f
     assert str(error.value).startswith(field)
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": -7, "maximum": 12},
+        {"exclusiveMinimum": -5, "exclusiveMaximum": 10},
+        {"minimum": -5.5, "maximum": 9.5, "exclusiveMinimum": -7},
+        {"exclusiveMinimum": -5.5, "exclusiveMaximum": 10.5},
+    ],
+)
+def test_the_multiples_between_bounds_are_all_of_them(bounds: dict[str, float]) -> None:
+    schema = {"type": "integer", "multipleOf": 5, **bounds}
+    found = exact(schema)
+    assert isinstance(found, dict)
+    assert found["enum"] == [number for number in range(-30, 30) if validator(schema).is_valid(number)]
+
+
 def test_a_schema_that_is_nested_for_ever_is_refused() -> None:
     schema: dict[str, Any] = {}
     for _ in range(20_000):
@@ -89,16 +121,30 @@ def test_a_schema_that_is_nested_for_ever_is_refused() -> None:
         exact(schema)
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
-    max_leaves=6,
-)
+@settings(max_examples=300)
+@given(ANY, st.booleans(), st.integers(0, 9))
+def test_a_schema_is_held_to_or_refused_alone_and_inside_a_structural_tag(schema: Any, tagged: bool, seed: int) -> None:
+    constraint = inside_a_tag(schema) if tagged else Constraint(kind="json_schema", text=json.dumps(schema))
+    try:
+        text = walk(constraint, seed)
+    except BadConstraint:
+        return
+    validator(schema).validate(json.loads(text.removeprefix("<call>").removesuffix("</call>")))
 
 
 @given(VALUES)
 def test_an_enum_of_a_value_allows_exactly_that(value: object) -> None:
     assert json.loads(schema_walk({"enum": [value]}, 0)) == value
+
+
+def validator(schema: Any) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema)
+
+
+def inside_a_tag(schema: Any) -> Constraint:
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<call>", "content": content, "end": "</call>"}
+    return Constraint(kind="structural_tag", text=json.dumps({"type": "structural_tag", "format": tag}))
 
 
 def schema_walk(schema: dict[str, Any], seed: int) -> str:
