@@ -58,8 +58,8 @@ PROBED_ROWS = (1, 8)
 AT_ONCE = 8
 """Pieces of the valuing that are done per message of a worker: a few milliseconds."""
 
-CROWD = {"bvsp": 4, "ssd": 32}
-"""Running requests per verifier up to which a policy is valued at all."""
+CROWD = 4
+"""Running requests per verifier up to which `bvsp` is valued at all."""
 
 CREDIT = 1.1
 """What the promise of a policy that was never tried is multiplied with; or divided by, where it is not CLEARLY more
@@ -338,10 +338,9 @@ class Planner:
         return Advice(next((policy for policy in ("ssd", "sd") if policy in policies), "ar"), sizes)
 
     def _candidates(self, policies: Sequence[str], load: Load) -> Iterator[tuple[str, Sizes]]:
-        """Branches are for verifiers that would wait otherwise: where many share them, these policies lose, and
-        valuing them takes longest."""
-        crowded = {policy for policy, most in CROWD.items() if load.batch > most * load.verifiers}
-        return candidates([policy for policy in policies if policy not in crowded], self._most)
+        """`bvsp` is for verifiers that would wait otherwise; where many share them it loses, and is valued longest."""
+        is_crowded = load.batch > CROWD * load.verifiers
+        return candidates([policy for policy in policies if policy != "bvsp" or not is_crowded], self._most)
 
     def _facts(self, guesses: Acceptance, running: int, verifiers: int, drafters: int) -> Facts:
         drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])

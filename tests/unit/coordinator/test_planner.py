@@ -209,18 +209,15 @@ def test_no_event_waits_for_the_valuing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("verifiers", [1, 3])
-@pytest.mark.parametrize("policy", sorted(CROWD))
-def test_policies_for_idle_verifiers_are_not_valued_in_a_crowd(
-    monkeypatch: pytest.MonkeyPatch, policy: str, verifiers: int
-) -> None:
+def test_a_policy_for_idle_verifiers_is_not_valued_in_a_crowd(monkeypatch: pytest.MonkeyPatch, verifiers: int) -> None:
     _, valued = spy(monkeypatch)
-    for running, is_valued in ((CROWD[policy] * verifiers, True), (CROWD[policy] * verifiers + 1, False)):
+    for running, is_valued in ((CROWD * verifiers, True), (CROWD * verifiers + 1, False)):
         fleet = Fleet(informed(0.8, SMALL), lambda advice: 100.0, POLICIES, verifiers)
         valued.clear()
         for _ in range(500):
             fleet.ask(running)
-        assert (policy in valued) is is_valued
-        assert set(QUICK) <= valued
+        assert ("bvsp" in valued) is is_valued
+        assert {*QUICK, "ssd"} <= valued
 
 
 @settings(max_examples=20, deadline=None)
