@@ -173,13 +173,18 @@ class Coordinator(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server(Struct, frozen=True, forbid_unknown_fields=True):
-    """allow_synthetic: serve over HTTP although speculation.synthetic_acceptance makes every token up."""
+    """allow_synthetic: serve over HTTP although speculation.synthetic_acceptance makes every token up.
+
+    tool_call_parser: how the model spells calls of tools that it makes of its own accord, as vLLM names it; None leaves
+    them in the text.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8000
     default_max_tokens: Positive = 256
     max_n: Positive = 16
     allow_synthetic: bool = False
+    tool_call_parser: Literal["hermes", "llama3_json"] | None = None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -109,5 +109,6 @@ def read_model(config: Config) -> tuple[Text, Limits]:
         max_streams=max(config.coordinator.max_queued_requests, config.server.max_n),
         max_nodes=config.engine.max_scratch_nodes,
         policies=config.policies,
+        tool_call_parser=config.server.tool_call_parser,
     )
     return Text(load_tokenizer(name), shape.eos_token_ids), limits

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
@@ -23,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from distspec.errors import ModelNotServed, RequestError, Unavailable
 from distspec.serving import responses, schema, tools
 from distspec.serving.responses import DONE, Envelope, Extras
-from distspec.serving.results import Chunk, Stats, joined
+from distspec.serving.results import Stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
 from distspec.serving.service import Job, Service
 
@@ -102,7 +103,7 @@ async def _answer(
         logprobs=jobs[0].params.logprobs is not None,
         prompt_logprobs=asked.prompt_logprobs is not None,
         token_ids=bool(asked.return_token_ids),
-        calls=tools.forced(asked),
+        reader=tools.choice(asked).reader(service.limits.tool_call_parser),
     )
     envelope = Envelope.new(kind, service.limits.model, jobs[0].params.seed, asked.n or 1, extras)
     if not asked.stream:
@@ -126,20 +127,18 @@ async def _events(
     """Server-sent events of an answer: one for each message of the coordinator that brought text, or a token without
     any that is told of."""
     opened: set[int] = set()
-    held: dict[int, list[Chunk]] = {}  # of calls, which are told when they are whole
+    readers = [envelope.extras.reader() for _ in jobs]
     stats: dict[int, Stats] = {}
     try:
         async with aclosing(service.run(jobs)) as chunks:
             async for index, chunk in chunks:
                 if chunk.stats is not None:
                     stats[index] = chunk.stats
-                if envelope.extras.calls is not None:
-                    held.setdefault(index, []).append(chunk)
-                    if chunk.finish_reason is None:
-                        continue
-                    chunk = joined(held[index])
-                if chunk.text or chunk.finish_reason or envelope.extras.wanted:
-                    body = envelope.chunk(index, chunk, opens=index not in opened, counts_usage=wants_usage)
+                said = responses.read(readers[index], chunk)
+                if said or chunk.finish_reason or envelope.extras.wanted:
+                    if chunk.finish_reason is not None:
+                        chunk = replace(chunk, finish_reason=readers[index].reason(chunk.finish_reason))
+                    body = envelope.chunk(index, chunk, said, opens=index not in opened, counts_usage=wants_usage)
                     opened.add(index)
                     yield responses.event(body)
     except RequestError as error:

@@ -16,7 +16,8 @@ MAX_SOUGHT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this server allows. max_streams: prompts x n of one request. max_nodes: speculated tokens at once."""
+    """What this server allows. max_streams: prompts x n of one request. max_nodes: speculated tokens at once.
+    tool_call_parser: how the model spells calls of tools, as serving.tools names it."""
 
     model: str
     vocab_size: int
@@ -26,6 +27,7 @@ class Limits:
     max_streams: int
     max_nodes: int
     policies: tuple[str, ...]
+    tool_call_parser: str | None = None
 
 
 def check_length(field: str, tokens: int, limits: Limits) -> None:

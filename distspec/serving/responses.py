@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from distspec.errors import RequestError
 from distspec.serving import logprobs
+from distspec.serving.calls import CallPiece, Plain, Reader, Said
 from distspec.serving.results import Chunk, Completion, PromptReport, Stats
-from distspec.serving.tools import Forced
 
 Kind = Literal["completion", "chat"]
 DONE = b"data: [DONE]\n\n"
@@ -32,14 +32,14 @@ _TYPES = {429: "rate_limit_error", 404: "not_found_error", 503: "service_unavail
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What else a request wants to be told: logprobs of the answer and of its prompt, token ids; and whether its answer
-    is calls of tools. spell: see serving.logprobs."""
+    """What else a request wants to be told: logprobs of the answer and of its prompt, token ids. spell: see
+    serving.logprobs. reader: makes what finds calls of tools in the text of one answer."""
 
     spell: logprobs.Spell
     logprobs: bool = False
     prompt_logprobs: bool = False
     token_ids: bool = False
-    calls: Forced | None = None
+    reader: Callable[[], Reader] = Plain
 
     @property
     def wanted(self) -> bool:
@@ -63,13 +63,15 @@ class Envelope:
         return cls(kind, model, seed, choices, extras, f"{_OBJECTS[kind][0]}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        choices = [self._choice(i, item) for i, item in enumerate(completions)]
+        make = self._message if self.kind == "chat" else self._text
+        choices = [make(i, item) for i, item in enumerate(completions)]
         body = self._body(_OBJECTS[self.kind][1], choices, completions[0].prompt)
         return body | {"usage": self.usage([item.stats for item in completions])}
 
-    def chunk(self, index: int, chunk: Chunk, *, opens: bool, counts_usage: bool) -> dict[str, Any]:
-        """A piece of answer `index`; opens: its first. counts_usage: a usage chunk will follow the answers."""
-        choice = self._delta(index, chunk, opens) if self.kind == "chat" else self._choice(index, chunk)
+    def chunk(self, index: int, chunk: Chunk, said: Said, *, opens: bool, counts_usage: bool) -> dict[str, Any]:
+        """A piece of answer `index`, and what it says; opens: its first. counts_usage: a usage chunk will follow the
+        answers."""
+        choice = self._delta(index, chunk, said, opens) if self.kind == "chat" else self._text(index, chunk)
         body = self._body(_OBJECTS[self.kind][2], [choice], chunk.prompt)
         return body | {"usage": None} if counts_usage else body
 
@@ -100,35 +102,36 @@ class Envelope:
             **(self._of_prompt(prompt) if self.kind == "chat" else {}),
         }
 
-    def _choice(self, index: int, part: Completion | Chunk) -> dict[str, Any]:
-        if self.kind == "completion":
-            return self._filled(index, {"text": part.text}, part)
-        return self._filled(index, {"message": {"role": "assistant", "refusal": None, **self._said(part.text)}}, part)
+    def _text(self, index: int, part: Completion | Chunk) -> dict[str, Any]:
+        return self._filled(index, {"text": part.text}, part)
 
-    def _delta(self, index: int, chunk: Chunk, opens: bool) -> dict[str, Any]:
-        said = self._said(chunk.text)
-        said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(said.get("tool_calls", ()))]
-        delta = ({"role": "assistant"} if opens else {}) | {name: item for name, item in said.items() if item != []}
+    def _message(self, index: int, answer: Completion) -> dict[str, Any]:
+        reader = self.extras.reader()
+        said = read(reader, answer)
+        content = said.content or (None if said.calls else "")
+        calls = {"tool_calls": [_call(piece) for piece in said.calls]} if said.calls else {}
+        message = {"role": "assistant", "content": content, "refusal": None, **calls}
+        answer = replace(answer, finish_reason=reader.reason(answer.finish_reason))
+        return self._filled(index, {"message": message}, answer)
+
+    def _delta(self, index: int, chunk: Chunk, said: Said, opens: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant"} if opens else {}
+        if said.content or self.extras.reader is Plain:
+            delta["content"] = said.content
+        if said.calls:
+            delta["tool_calls"] = [{"index": piece.index, **_call(piece)} for piece in said.calls]
         return self._filled(index, {"delta": delta}, chunk)
-
-    def _said(self, text: str) -> dict[str, Any]:
-        """What a message holds: its text, or calls where these are the whole of it."""
-        calls = self.extras.calls.calls(text) if self.extras.calls is not None else None
-        return {"content": text} if calls is None else {"content": None, "tool_calls": calls}
 
     def _filled(self, index: int, content: dict[str, Any], part: Completion | Chunk) -> dict[str, Any]:
         return {
             "index": index,
             **content,
             "logprobs": self._logprobs(part) if self.extras.logprobs else None,
-            "finish_reason": self._reason(part.finish_reason),
+            "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
             **({"token_ids": part.token_ids} if self.extras.token_ids else {}),
             **(self._of_prompt(part.prompt) if self.kind == "completion" else {}),
         }
-
-    def _reason(self, reason: str | None) -> str | None:
-        return self.extras.calls.reason if self.extras.calls is not None and reason == "stop" else reason
 
     def _logprobs(self, part: Completion | Chunk) -> dict[str, Any]:
         """Of a piece of a completion, those of an echoed prompt come first."""
@@ -148,6 +151,13 @@ class Envelope:
         if prompt is not None and self.extras.token_ids:
             found["prompt_token_ids"] = prompt.token_ids
         return found
+
+
+def read(reader: Reader, part: Completion | Chunk) -> Said:
+    """What a piece of an answer, or all of it, says; what it echoes of the prompt is content."""
+    echo = len(part.prompt.text) if part.prompt is not None else 0
+    said = reader.push(part.text[echo:], last=part.finish_reason is not None)
+    return replace(said, content=part.text[:echo] + said.content)
 
 
 def models(model: str, created: int, max_model_len: int) -> dict[str, Any]:
@@ -184,6 +194,13 @@ def encode(body: dict[str, Any]) -> bytes:
     except UnicodeEncodeError:
         # An error may quote half a surrogate pair from the request, which UTF-8 cannot spell.
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _call(piece: CallPiece) -> dict[str, Any]:
+    """A call of a function, or more of its arguments."""
+    if piece.name is None:
+        return {"function": {"arguments": piece.arguments}}
+    return {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
 def _speculation(stats: Sequence[Stats]) -> dict[str, Any] | None:

@@ -5,9 +5,7 @@ Knows values only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 
 from distspec.protocol.values import TokenLogprobs, Usage
 
@@ -67,18 +65,6 @@ class Chunk:
     offsets: tuple[int, ...] = ()
     prompt: PromptReport | None = None
     stop_reason: int | str | None = None
-
-
-def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """All pieces of a stream as one."""
-    return replace(
-        chunks[-1],
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
-        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
-        offsets=tuple(chain.from_iterable(chunk.offsets for chunk in chunks)),
-        prompt=chunks[0].prompt,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class Service:
 
     async def _constraint(self, request: GenerationRequest) -> Constraint | None:
         """What the output must be, once it is known that workers can compile it. Raises InvalidField, Unavailable."""
-        asked = structure.asked(request)
+        asked = structure.asked(request, self.limits.tool_call_parser)
         if asked is None:
             return None
         if self._trials is None:

@@ -35,10 +35,12 @@ class Asked(Struct, frozen=True):
     constraint: Constraint
 
 
-def asked(request: GenerationRequest) -> Asked | None:
-    """The one constraint of a request; None if its answer is free. Raises InvalidField."""
-    calls = tools.constraint(request)
-    forms = _response_format(request), _structured_outputs(request), Asked("tool_choice", calls) if calls else None
+def asked(request: GenerationRequest, parser: str | None = None) -> Asked | None:
+    """The one constraint of a request; None if its answer is free. parser: see tools.Choice. Raises InvalidField."""
+    choice = tools.choice(request)
+    calls = choice.constraint(parser)
+    field = "tools" if choice.kind == "auto" else "tool_choice"
+    forms = _response_format(request), _structured_outputs(request), Asked(field, calls) if calls else None
     found = [one for one in forms if one is not None]
     if len(found) > 1:
         raise InvalidField(found[1].field, found[1].constraint.kind, f"one constraint at most, beside {found[0].field}")

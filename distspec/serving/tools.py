@@ -1,44 +1,119 @@
-"""Tools that a chat offers, and calls of them that it asks for: as a constraint, and back from the text.
+"""Tools that a chat offers, and calls of them that it asks for or leaves to the model: as a constraint, and as what
+reads them from the answer.
 
 Knows OpenAI's JSON of tools. Does not know templates, grammars or streams.
 
 A call that is asked for (`tool_choice` "required", or one named function) is made by constraint: its arguments are what
-the function's parameters say. Where the model is free to choose, its answer is text, whatever it holds.
+the function's `parameters` say. Where the model is free to call ("auto"), its calls are found in its text, in the style
+that the server is told; if a tool is `strict`, a structural tag holds those that begin to what their functions say.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
+from distspec.serving.calls import HERMES, LIST, LLAMA3_JSON, Calls, Named, Plain, Reader, Style
 from distspec.serving.limits import valid_text
 from distspec.serving.schema import ChatRequest, GenerationRequest
 
+_NAME = '{"name": '
+STYLES: dict[str, Style] = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
+"""By the name of server.tool_call_parser, which is that of vLLM's."""
+
 
 @dataclass(frozen=True, slots=True)
-class Forced:
-    """The answer is calls of tools: of `named` alone, whose arguments it is, or (None) a list of name and arguments."""
+class Choice:
+    """tool_choice: "none", "auto", "required" or "named" (the tool of this name), among these functions by name.
 
-    named: str | None
+    parallel: an answer may hold several calls.
+    """
 
-    def calls(self, text: str) -> list[dict[str, Any]] | None:
-        """tool_calls of a whole answer; None if it was cut before it could be read."""
-        if self.named is not None:
-            return [_call(self.named, text)]
-        try:
-            return [_call(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in json.loads(text)]
-        except ValueError:
-            return None
+    kind: Literal["none", "auto", "required", "named"]
+    functions: Mapping[str, Mapping[str, Any]]
+    named: str = ""
+    parallel: bool = True
 
-    @property
-    def reason(self) -> str:
-        """finish_reason of an answer that was not cut, as OpenAI has it."""
-        return "tool_calls" if self.named is None else "stop"
+    def reader(self, parser: str | None) -> Callable[[], Reader]:
+        """Makes what reads an answer. parser: the style in which the model calls of its own accord; without one, such
+        an answer is text."""
+        if self.kind == "named":
+            return lambda: Named(self.named)
+        if self.kind == "required":
+            return lambda: Calls(LIST, self.functions)
+        if self.kind == "auto" and parser is not None:
+            return lambda: Calls(STYLES[parser], self.functions, None if self.parallel else 1)
+        return Plain
+
+    def constraint(self, parser: str | None) -> Constraint | None:
+        """That the answer is the calls that are asked for, or that those in it are what strict functions say."""
+        if self.kind == "named":
+            return Constraint(kind="json_schema", text=json.dumps(_parameters(self.functions[self.named])))
+        if self.kind == "required":
+            return Constraint(kind="json_schema", text=json.dumps(self._list()))
+        strict = any(function.get("strict") for function in self.functions.values())
+        if self.kind == "auto" and parser is not None and strict:
+            return Constraint(kind="structural_tag", text=json.dumps(self._tags(STYLES[parser])))
+        return None
+
+    def _list(self) -> dict[str, Any]:
+        """Schema of a list of calls, of any of the functions."""
+        schemas = {name: _parameters(function) for name, function in self.functions.items()}
+        return {
+            "$defs": {name: _moved(schema, f"#/$defs/{_pointer(name)}") for name, schema in schemas.items()},
+            "type": "array",
+            "items": {"anyOf": [_named(name, f"#/$defs/{_pointer(name)}") for name in schemas]},
+            "minItems": 1,
+            **({} if self.parallel else {"maxItems": 1}),
+        }
+
+    def _tags(self, style: Style) -> dict[str, Any]:
+        """Free text, in which whatever begins as a call goes on as one. As in vLLM, only the arguments of functions
+        that are strict are held to their schema."""
+        tags = [
+            {
+                "begin": f"{style.begin}{style.gap}{_head(name, style)}",
+                "content": {
+                    "type": "json_schema",
+                    "json_schema": _parameters(function) if function.get("strict") else {"type": "object"},
+                },
+                "end": f"}}{style.gap}{style.end}",
+            }
+            for name, function in self.functions.items()
+        ]
+        triggered = {
+            "type": "triggered_tags",
+            "triggers": [style.begin or _NAME],
+            "tags": tags,
+            "stop_after_first": not self.parallel,
+        }
+        return {"type": "structural_tag", "format": triggered}
+
+
+def choice(request: GenerationRequest) -> Choice:
+    """Raises InvalidField for a choice among tools that there are not."""
+    if not isinstance(request, ChatRequest):
+        return Choice("none", {})
+    functions = {tool["function"]["name"]: tool["function"] for tool in offered(request)}
+    parallel = request.parallel_tool_calls in (None, True)
+    asked = request.tool_choice
+    if asked is None or asked == "auto":
+        return Choice("auto", functions, parallel=parallel)
+    if asked == "none":
+        return Choice("none", functions)
+    if not functions:
+        raise InvalidField("tool_choice", asked, "tools to choose from")
+    if asked == "required":
+        return Choice("required", functions, parallel=parallel)
+    function = asked.get("function") if isinstance(asked, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or name not in functions:
+        raise InvalidField("tool_choice", asked, f"none, auto, required, or a function of {', '.join(functions)}")
+    return Choice("named", functions, named=name)
 
 
 def offered(request: GenerationRequest) -> list[dict[str, Any]]:
@@ -53,53 +128,22 @@ def offered(request: GenerationRequest) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
             raise InvalidField(f"{where}.function", function, "an object with a name")
-        if not isinstance(function.get("parameters", {}), Mapping):
+        if not isinstance(function.get("parameters"), Mapping | None):
             raise InvalidField(f"{where}.function.parameters", function["parameters"], "a JSON schema")
+        if not isinstance(function.get("strict"), bool | None):
+            raise InvalidField(f"{where}.function.strict", function["strict"], "a boolean")
         valid_text(where, json.dumps(tool, ensure_ascii=False))
     return [dict(tool) for tool in tools or ()]
 
 
-def forced(request: GenerationRequest) -> Forced | None:
-    """Raises InvalidField for a choice among tools that there are not."""
-    choice = request.tool_choice if isinstance(request, ChatRequest) else None
-    if choice is None or choice in ("none", "auto"):
-        return None
-    names = [tool["function"]["name"] for tool in offered(request)]
-    if not names:
-        raise InvalidField("tool_choice", choice, "tools to choose from")
-    if choice == "required":
-        return Forced(None)
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or name not in names:
-        raise InvalidField("tool_choice", choice, f"none, auto, required, or a function of {', '.join(names)}")
-    return Forced(name)
+def _head(name: str, style: Style) -> str:
+    """A call up to its arguments."""
+    return f'{_NAME}{json.dumps(name, ensure_ascii=False)}, "{style.arguments}": '
 
 
-def constraint(request: GenerationRequest) -> Constraint | None:
-    """That the answer is the calls that are asked for, if any."""
-    found = forced(request)
-    if found is None:
-        return None
-    assert isinstance(request, ChatRequest)
-    functions = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in offered(request)}
-    if found.named is not None:
-        return Constraint(kind="json_schema", text=json.dumps(_object(functions[found.named])))
-    calls = [_named(name, f"#/$defs/{_pointer(name)}") for name in functions]
-    most = {} if request.parallel_tool_calls in (None, True) else {"maxItems": 1}
-    schema = {
-        "$defs": {name: _moved(_object(schema), f"#/$defs/{_pointer(name)}") for name, schema in functions.items()},
-        "type": "array",
-        "items": {"anyOf": calls},
-        "minItems": 1,
-        **most,
-    }
-    return Constraint(kind="json_schema", text=json.dumps(schema))
-
-
-def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that say nothing are none."""
-    return dict(parameters) or {"type": "object", "properties": {}}
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of a function's arguments; parameters that say nothing are none."""
+    return dict(function.get("parameters") or {}) or {"type": "object", "properties": {}}
 
 
 def _named(name: str, arguments: str) -> dict[str, Any]:
@@ -124,8 +168,3 @@ def _moved(schema: Any, to: str) -> Any:
 
 def _pointer(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _call(name: str, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import httpx
-import jsonschema
 import openai
 import pytest
 
+from distspec.config import Server
 from distspec.constraints import Matcher
 from distspec.errors import InvalidField
 from distspec.serving import prompts, schema, tools
@@ -17,9 +17,11 @@ from distspec.serving.http import create_app
 from distspec.serving.limits import Limits
 from distspec.serving.schema import ChatRequest
 from distspec.serving.service import Service
+from distspec.serving.text import Text
 from tests.spelling import encode, end_id, grammars
 from tests.unit.serving.conftest import TableClient
 from tests.unit.serving.test_http import HealthyFleet
+from tests.words import byte_level
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 POINT = {
@@ -42,17 +44,17 @@ def ask(limits: Limits, **fields: Any) -> ChatRequest:
     return schema.parse(ChatRequest, {"messages": MESSAGES, "tools": TOOLS, **fields}, limits)
 
 
-def allows(request: ChatRequest, text: str) -> bool:
-    found = tools.constraint(request)
+def allows(request: ChatRequest, text: str, parser: str | None = None) -> bool:
+    found = tools.choice(request).constraint(parser)
     assert found is not None
     tokens = [*encode(text), end_id()]
     return Matcher(grammars().find(found).result()).allowed(tokens) == len(tokens)
 
 
 @pytest.mark.parametrize("choice", [None, "none", "auto"])
-def test_where_the_model_is_free_nothing_is_constrained(choice: str | None, limits: Limits) -> None:
-    assert tools.constraint(ask(limits, tool_choice=choice)) is None
-    assert tools.forced(ask(limits, tool_choice=choice)) is None
+@pytest.mark.parametrize("parser", [None, *tools.STYLES])
+def test_where_the_model_is_free_nothing_is_constrained(choice: str | None, parser: str | None, limits: Limits) -> None:
+    assert tools.choice(ask(limits, tool_choice=choice)).constraint(parser) is None
 
 
 def test_a_named_call_is_its_arguments(limits: Limits) -> None:
@@ -60,6 +62,28 @@ def test_a_named_call_is_its_arguments(limits: Limits) -> None:
     assert allows(request, '{"x":7}')
     assert not allows(request, '{"x":77}')
     assert not allows(request, '[{"name":"point","arguments":{"x":7}}]')
+
+
+STRICT = [tool("point", parameters=POINT, strict=True), tool("stop/now"), tool("any", parameters=POINT, strict=False)]
+
+
+@pytest.mark.parametrize("parser", tools.STYLES)
+@pytest.mark.parametrize("choice", [None, "auto"])
+def test_calls_that_a_model_begins_are_what_strict_tools_say(parser: str, choice: str | None, limits: Limits) -> None:
+    style = tools.STYLES[parser]
+
+    def call(name: str, arguments: str) -> str:
+        inner = f'{{"name": "{name}", "{style.arguments}": {arguments}}}'
+        return f"{style.begin}{style.gap}{inner}{style.gap}{style.end}"
+
+    request = ask(limits, tools=STRICT, tool_choice=choice)
+    assert allows(request, "just text", parser)
+    assert allows(request, call("point", '{"x":7}'), parser)
+    assert allows(request, call("point", '{"x":7}') + "\n" + call("any", '{"y":[7]}') + "so", parser)
+    assert not allows(request, call("point", '{"x":77}'), parser)
+    assert not allows(request, call("other", "{}"), parser)
+    one = ask(limits, tools=STRICT, parallel_tool_calls=False)
+    assert not allows(one, call("point", '{"x":7}') + "\n" + call("any", "{}"), parser)
 
 
 def test_required_calls_are_a_list_of_any_of_the_tools(limits: Limits) -> None:
@@ -81,6 +105,7 @@ def test_required_calls_are_a_list_of_any_of_the_tools(limits: Limits) -> None:
         ({"tools": [{"type": "web"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [tool("a", parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a", strict="yes")]}, "tools[0].function.strict"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -105,8 +130,17 @@ def test_calls_and_their_results_are_turns_of_the_chat(limits: Limits) -> None:
         prompts.turns(said, limits)
 
 
+@pytest.fixture(scope="session")
+def limits() -> Limits:
+    return Limits("tiny", 350, 400, 20, 4, 12, 16, ("ar", "sd"), tool_call_parser="hermes")
+
+
 @pytest.fixture
 def client_of(service: Service) -> openai.AsyncOpenAI:
+    return openai_of(service)
+
+
+def openai_of(service: Service) -> openai.AsyncOpenAI:
     app = create_app(service, HealthyFleet())
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
     return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
@@ -119,19 +153,61 @@ def say(client: TableClient, service: Service, text: str) -> None:
 
 
 LIST = '[{"name":"point","arguments":{"x":7}},{"name":"stop/now","arguments":{}}]'
+FREE = """I say:
+<tool_call>
+{"name": "point", "arguments": {"x": 7}}
+</tool_call>
+<tool_call>
+{"name": "stop/now", "arguments": {}}
+</tool_call>
+"""
+BOTH = [("point", {"x": 7}), ("stop/now", {})]
+
+
+async def told(
+    client_of: openai.AsyncOpenAI, *, stream: bool, **asked: Any
+) -> tuple[str | None, list[Any], str | None]:
+    """Content, calls as (name, arguments), finish_reason."""
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 190, **asked}
+    if not stream:
+        [choice] = (await client_of.chat.completions.create(**asked)).choices
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+        return choice.message.content, calls, choice.finish_reason
+    content = ""
+    ids: list[str] = []
+    parts: list[tuple[str, list[str]]] = []
+    reasons: list[str | None] = []
+    async for chunk in await client_of.chat.completions.create(**asked, stream=True):
+        [choice] = chunk.choices
+        reasons.append(choice.finish_reason)
+        content += choice.delta.content or ""
+        for part in choice.delta.tool_calls or []:
+            assert (part.type == "function") == (part.index == len(ids)) == bool(part.function.name)
+            if part.id:
+                ids.append(part.id)
+                parts.append((part.function.name, []))
+            parts[part.index][1].append(part.function.arguments)
+    assert len(set(ids)) == len(parts)
+    assert all(reason is None for reason in reasons[:-1])
+    return content or None, [(name, "".join(some)) for name, some in parts], reasons[-1]
 
 
 @pytest.mark.parametrize(
-    ("choice", "answer", "calls", "reason"),
+    ("choice", "answer", "content", "calls", "reason"),
     [
-        (NAMED, '{"x":7}', [("point", {"x": 7})], "stop"),
-        ("required", LIST, [("point", {"x": 7}), ("stop/now", {})], "tool_calls"),
+        (NAMED, '{"x":7}', None, BOTH[:1], "stop"),
+        ("required", LIST, None, BOTH, "tool_calls"),
+        ("auto", FREE, "I say:", BOTH, "tool_calls"),
+        (None, FREE[7:], None, BOTH, "tool_calls"),
+        (None, "No: <tool_call>", "No: <tool_call>", [], "stop"),
+        ("none", FREE, FREE, [], "stop"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_calls_come_back_as_openai_has_them(
     choice: Any,
     answer: str,
+    content: str | None,
     calls: list[tuple[str, Any]],
     reason: str,
     stream: bool,
@@ -140,28 +216,58 @@ async def test_calls_come_back_as_openai_has_them(
     client_of: openai.AsyncOpenAI,
 ) -> None:
     say(client, service, answer)
-    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
-    if stream:
-        found, reasons = [], []
-        async for chunk in await client_of.chat.completions.create(**asked, max_tokens=150, stream=True):
-            reasons.append(chunk.choices[0].finish_reason)
-            assert not chunk.choices[0].delta.content
-            found += chunk.choices[0].delta.tool_calls or []
-        assert reasons[-1] == reason
-        assert [call.index for call in found] == list(range(len(calls)))
-    else:
-        whole = await client_of.chat.completions.create(**asked, max_tokens=150)
-        assert (whole.choices[0].finish_reason, whole.choices[0].message.content) == (reason, None)
-        found = whole.choices[0].message.tool_calls
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in found] == calls
-    jsonschema.Draft202012Validator(POINT).validate(json.loads(found[0].function.arguments))
-
-
-async def test_calls_that_were_cut_say_so(client: TableClient, service: Service, client_of: openai.AsyncOpenAI) -> None:
-    say(client, service, LIST)
-    found = await client_of.chat.completions.create(
-        model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=9
+    found = await told(client_of, stream=stream, tool_choice=choice)
+    assert (found[0], [(name, json.loads(arguments)) for name, arguments in found[1]], found[2]) == (
+        content,
+        calls,
+        reason,
     )
-    assert found.choices[0].finish_reason == "length"
-    assert found.choices[0].message.tool_calls is None
-    assert LIST.startswith(found.choices[0].message.content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_of_one_call_at_most(
+    stream: bool, client: TableClient, service: Service, client_of: openai.AsyncOpenAI
+) -> None:
+    say(client, service, FREE)
+    _, calls, _ = await told(client_of, stream=stream, parallel_tool_calls=False)
+    assert [name for name, _ in calls] == ["point"]
+
+
+async def test_arguments_are_streamed_while_they_are_made(
+    client: TableClient, service: Service, client_of: openai.AsyncOpenAI
+) -> None:
+    say(client, service, FREE)
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 190, "stream": True}
+    first = []
+    async for chunk in await client_of.chat.completions.create(**asked):
+        first += [part for part in chunk.choices[0].delta.tool_calls or [] if part.index == 0]
+    assert first[0].function.name == "point"
+    assert len(first) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "answer"), [("required", LIST), ("auto", FREE)])
+async def test_calls_that_were_cut_are_told_as_far_as_they_came(
+    choice: str, answer: str, stream: bool, client: TableClient, service: Service, client_of: openai.AsyncOpenAI
+) -> None:
+    say(client, service, answer)
+    kept = len(service.text.encode(answer[: answer.index("7") + 1]))
+    found = await told(client_of, stream=stream, tool_choice=choice, max_tokens=kept)
+    assert found[1:] == ([("point", answer[answer.index('{"x"') : answer.index("7") + 1])], "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_echoed_is_content(stream: bool, client: TableClient, limits: Limits) -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    service = Service(client, Text(tokenizer), limits)
+    messages = [*MESSAGES, {"role": "assistant", "content": "<tool_call> I"}]
+    prompt = service.text.chat(prompts.turns(messages, limits), TOOLS)
+    client.answers[prompt] = [*service.text.encode(FREE), service.text.stop_ids[0]]
+    found = await told(openai_of(service), stream=stream, messages=messages, extra_body={"echo": True})
+    assert (found[0], len(found[1])) == ("<tool_call> II say:", 2)
+
+
+def test_every_parser_of_the_configuration_is_there() -> None:
+    names, _ = get_args(get_type_hints(Server)["tool_call_parser"])
+    assert set(get_args(names)) == tools.STYLES.keys()
