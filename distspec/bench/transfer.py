@@ -12,6 +12,7 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -76,11 +77,13 @@ def measure(
     here, there = multiprocessing.get_context("spawn").Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_source, args=(there, plan), daemon=True)
     child.start()
+    there.close()  # or a child that breaks would be waited for
     try:
         side = Side("destination", plan, plan.device(1))
         return [row for kind in plan.kinds for row in _Meter(plan, kind, here, side).rows()]
     finally:
-        here.send(None)
+        with suppress(OSError):  # it broke
+            here.send(None)
         child.join(_TIMEOUT_S)
 
 

@@ -7,10 +7,15 @@ All use of that module's untyped names is here.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +27,9 @@ from distspec.transfer.meeting import Board
 _TAG = 0
 _NAP_S = 2e-5
 _AWAKE_S = 2e-3
+_LINK_S = 30.0
+"""In which NCCL links two ends, at least: a process's first time takes seconds."""
+_ABORT_S = 10.0
 _dist: Any = dist
 
 Store = Any
@@ -69,6 +77,26 @@ def pause(began_s: float) -> float:
     waited_s = time.monotonic() - began_s
     time.sleep(0.0 if waited_s < _AWAKE_S else _NAP_S)
     return waited_s
+
+
+Found = TypeVar("Found")
+
+
+def within(timeout_s: float, action: Callable[[], Found]) -> Found:
+    """What the action returns or raises. Raises TransferFailed after timeout_s, and leaves it behind on a thread of its
+    own: for calls that nothing interrupts and that know no limit themselves."""
+    found: Future[Found] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(action())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="transfer call", daemon=True).start()
+    if not wait_for([found], timeout_s).done:
+        raise TransferFailed(f"nothing of the peer for {timeout_s:g} s")
+    return found.result()
 
 
 class Gloo:
@@ -130,6 +158,7 @@ class Nccl:
         self._peer = 1 - rank
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._group = _dist.ProcessGroupNCCL(store, rank, 2, options)
+        self._is_linked = False
 
     def send(self, tensor: Tensor) -> Pending:
         return self._launch(self._group.send, tensor.contiguous())
@@ -138,13 +167,15 @@ class Nccl:
         return self._launch(self._group.recv, tensor)
 
     def abort(self) -> None:
-        self._group.abort()
+        """Its kernels are waited for, but not for ever: a device that does not answer must not keep the lane."""
+        with suppress(TransferFailed):
+            within(_ABORT_S, self._group.abort)
 
     def _launch(self, operation: Callable[[list[Tensor], int, int], Any], tensor: Tensor) -> Pending:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            operation([tensor], self._peer, _TAG).wait()  # of the stream, not of this thread
-            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
+        begin = partial(self._begin, operation, tensor)
+        # The first operation links the two ends, and there NCCL waits without end for a peer that died on its way.
+        done = begin() if self._is_linked else within(max(self._timeout_s, _LINK_S), begin)
+        self._is_linked = True
 
         def wait(kept: Tensor = tensor) -> None:
             began_s = time.monotonic()
@@ -153,3 +184,11 @@ class Nccl:
                     raise TransferFailed(f"nothing of the peer for {self._timeout_s:g} s")
 
         return wait
+
+    def _begin(self, operation: Callable[[list[Tensor], int, int], Any], tensor: Tensor) -> Any:
+        """The event after it; which device and stream are the present ones is each thread's own."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            operation([tensor], self._peer, _TAG).wait()  # of the stream, not of this thread
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return done

@@ -156,7 +156,11 @@ class Ipc:
         self._stage = 0
         self._is_source = rank == 0
         with torch.cuda.device(device):
-            (self._offer if self._is_source else self._take)(store)
+            try:
+                (self._offer if self._is_source else self._take)(store)
+            except Exception:
+                self.abort()  # nobody else knows of the stage
+                raise
 
     def send(self, tensor: Tensor) -> Pending:
         """It is in the stage when this returns."""
@@ -227,7 +231,6 @@ class Ipc:
             pid, _, reason = bytes(store.get("opened")).decode().partition(" ")
             if reason:
                 self._counters.set(_CLOSED, 1)
-                self.abort()
                 raise NoSharedMemory(reason)
             self._counters = Counters(file, nonce, int(pid))
         finally:
@@ -240,6 +243,7 @@ class Ipc:
             self._stage = self._runtime.allocate(_SLOTS * _SLOT_BYTES)
             return _Stage(os.getpid(), file, nonce, self._runtime.share(self._stage))
         except NoSharedMemory:
+            self._counters.set(_CLOSED, 1)
             store.set("stage", b"")
             raise
 

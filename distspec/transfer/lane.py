@@ -152,9 +152,13 @@ class Lane(threading.Thread):
         self._queue.put(part)
 
     def _drop_group(self) -> None:
-        if self._group is not None:
-            self._group.abort()
-            self._group = None
+        group, self._group = self._group, None
+        if group is None:
+            return
+        try:
+            group.abort()
+        except Exception:  # of a device that broke, too; the lane must still say so of its tickets
+            log.exception("a link with %s could not be ended", self._peer.worker)
 
     def _link(self, number: int, board: Board) -> Group:
         """The link of this number: the present one, or a new one that both sides come to."""

@@ -63,7 +63,7 @@ def _source(pipe: Any, name: str, kind: str, gpu: int, life: int, tickets: int, 
     ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read(kv: Tensor, at: range) -> Tensor:
-        if dies and at == PIECES[-1]:
+        if dies and at.stop == PIECES[-1].stop:  # several pieces are read at once
             os._exit(9)
         with aside():
             return kv[:, :, at.start : at.stop].contiguous()
@@ -91,15 +91,20 @@ class Destination:
     @contextmanager
     def source(self, name: str, kind: str, gpu: int, life: int = 1, dies: bool = False) -> Iterator[Any]:
         here, there = SPAWN.Pipe()
-        child = SPAWN.Process(target=_source, args=(there, name, kind, gpu, life, TICKETS, dies))
+        child = SPAWN.Process(target=_source, args=(there, name, kind, gpu, life, TICKETS, dies), daemon=True)
         child.start()
-        self.places[name] = here.recv()
-        here.send(self.transport.place)
-        yield here
-        if not dies:
-            here.send(None)
-        child.join(60)
-        assert child.exitcode == (9 if dies else 0)
+        there.close()  # or a child that breaks would be waited for
+        try:
+            self.places[name] = here.recv()
+            here.send(self.transport.place)
+            yield here
+            if not dies:
+                here.send(None)
+            child.join(60)
+            assert child.exitcode == (9 if dies else 0)
+        finally:
+            child.kill()
+            child.join()
 
     def expect(self, name: str, life: int = 1) -> queue.SimpleQueue[str | None]:
         ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()

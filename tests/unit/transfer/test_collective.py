@@ -206,6 +206,23 @@ def test_a_link_that_failed_on_the_receiving_side_is_made_anew(fleet: Fleet) -> 
     move(a, b, 4)
 
 
+def test_a_lane_outlives_a_link_that_cannot_be_ended(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = fleet.worker("a"), fleet.worker("b")
+    move(a, b, 1)
+
+    def fails(_: object) -> Tensor:
+        raise OSError("device lost")
+
+    broken = Copy(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Gloo, "abort", fails)
+        broken.leave(a, "b", read=fails)
+        b.receive(broken.incoming("a"))
+        assert broken.sent.get(timeout=30) is not None
+        assert broken.received.get(timeout=30) is not None
+    move(a, b, 3)
+
+
 def test_a_new_life_has_new_links_and_forgets_old_tickets(fleet: Fleet) -> None:
     a, b = fleet.worker("a"), fleet.worker("b")
     move(a, b, 1)
