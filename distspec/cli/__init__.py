@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from distspec.cli import generate, inspect, serve
+from distspec.cli import bench, generate, inspect, serve
 from distspec.errors import ConfigError, DistspecError
 
 app = typer.Typer(
@@ -25,14 +25,7 @@ app.command()(inspect.status)
 app.command()(inspect.trace)
 app.command()(inspect.replay)
 app.command()(inspect.check)
-
-
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def bench(context: typer.Context) -> None:
-    """Measure: `distspec bench --help` lists what."""
-    from distspec.bench import app as benches
-
-    typer.main.get_command(benches).main(args=context.args, prog_name="distspec bench")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from distspec.bench import app
 from distspec.bench.bars import draw_live
 from distspec.bench.live import Counted, Plan, Run, Stream, choices, pace, rows
 from distspec.bench.prompts import CHAT, COPY, prompts
+from distspec.cli.bench import app
 from distspec.config import load
 from distspec.coordinator import events
 from distspec.coordinator.context import Settings

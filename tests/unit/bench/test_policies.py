@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from distspec.bench import app
 from distspec.bench.bars import draw_simulated
 from distspec.bench.policies import numbers, odds
 from distspec.bench.report import Row
 from distspec.bench.simulate import Cell, hardware, measure
+from distspec.cli.bench import app
 from distspec.errors import InvalidValue
 
 
