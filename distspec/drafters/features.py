@@ -148,6 +148,7 @@ class FeatureDrafter(ABC, Generic[Model]):
             pages * options.page_size,
             shape.num_kv_heads,
             shape.head_dim,
+            latent=shape.kv_latent,
             features=self.kept * shape.hidden_size,
             dtype=model.dtype,
             device=device,
@@ -155,7 +156,7 @@ class FeatureDrafter(ABC, Generic[Model]):
         self._books = kv.Books(PageAllocator(pages, options.page_size), None)
         self._edits = _Edits(shape.vocab_size, device, grammars)
         self._texts: dict[int, Text] = {}  # least recently used first
-        backend, _ = choose(options.attention_backend, device, model.dtype)
+        backend, _ = choose(options.attention_backend, device, model.dtype, latent=shape.latent is not None)
         self._attention = backend(self.pool, options.page_size, shape.num_heads)
 
     @torch.inference_mode()

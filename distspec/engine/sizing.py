@@ -79,7 +79,7 @@ def pages_that_fit(
     if device.type != "cpu":
         raise InvalidValue("engine.num_pages", None, "a number: on a GPU engine.sizing.sized finds it")
     page = options.page_size * KVPool.position_bytes(
-        model.num_layers, model.num_kv_heads, model.head_dim, dtype, features
+        model.num_layers, model.num_kv_heads, model.head_dim, dtype, features, model.kv_latent
     )
     one = options.pages_for(max_model_len)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -22,7 +22,8 @@ class Attend(Protocol):
         """Write k and v to the pages, then attend from each row.
 
         q: [rows, num_heads, head_dim], k and v: [rows, num_kv_heads, head_dim], in the model's dtype, rotary
-        applied, unscaled, possibly strided views. Returns [rows, num_heads * head_dim].
+        applied, unscaled, possibly strided views. Returns [rows, num_heads * head_dim]. Of latents v is the first
+        numbers of k, and results have as many.
         """
         ...
 

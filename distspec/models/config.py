@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says about a decoder of the Llama family.
+"""What a checkpoint's config.json says about a decoder of the Llama family, or of DeepSeek's without experts.
 
 Knows Hugging Face's key names, old and new, and which variants the code can compute. Does not know tensors,
 devices, or where a checkpoint came from. A variant that would be computed wrongly is refused by name.
@@ -19,14 +19,20 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. kind `linear` uses factor only; `llama3` uses all fields.
+    """How rotary frequencies are stretched. kind `linear` uses factor only; `llama3` and `yarn` the fields up to their
+    own.
 
-    original_max_position: the context in tokens that the model was first trained with.
+    original_max_position: the context in tokens that the model was first trained with. beta_fast, beta_slow: turns
+    within it between which `yarn` (arXiv 2309.00071) goes from frequencies as they are to stretched ones. mscale,
+    mscale_all_dim: how much scores grow with the context, in DeepSeek's notation; 0: not stated.
     """
 
     kind: str
@@ -34,11 +40,34 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434): of a position all heads share one latent of `rank` numbers,
+    which their keys and values are made of, and a rotary key of `rope_dim`.
+
+    query_rank: of a latent that queries are made of; None: of the hidden state itself. plain_dim: of a head's query and
+    key beside the rotary part; value_dim: of its value.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape of a decoder. Heads and sizes are of the whole model, max_position counts tokens."""
+    """Shape of a decoder. Heads and sizes are of the whole model, max_position counts tokens.
+
+    KV heads and head_dim are those of the pages: with latents there is one, of latent.rank + latent.rope_dim numbers.
+    """
 
     num_layers: int
     hidden_size: int
@@ -55,6 +84,17 @@ class ModelConfig:
     tie_embeddings: bool = False
     attention_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    latent: Latent | None = None
+
+    @property
+    def kv_latent(self) -> int:
+        """How many numbers of a key are its value: see KVPool; 0: values lie apart."""
+        return self.latent.rank if self.latent else 0
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def output_bias(self) -> bool:
@@ -93,12 +133,14 @@ class ModelConfig:
     def _of(cls, tree: dict[str, Any], eos: Collection[int]) -> ModelConfig:
         rope = _rope(tree)
         heads, hidden, kind = tree["num_attention_heads"], tree["hidden_size"], tree["model_type"]
+        latent = _latent(tree)
+        kv_heads, dim = tree.get("num_key_value_heads") or heads, tree.get("head_dim") or hidden // heads
         return cls(
             num_layers=tree["num_hidden_layers"],
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=tree.get("num_key_value_heads") or heads,
-            head_dim=tree.get("head_dim") or hidden // heads,
+            num_kv_heads=1 if latent else kv_heads,
+            head_dim=latent.rank + latent.rope_dim if latent else dim,
             intermediate_size=tree["intermediate_size"],
             vocab_size=tree["vocab_size"],
             max_position=tree["max_position_embeddings"],
@@ -109,6 +151,7 @@ class ModelConfig:
             tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
             attention_bias=bool(tree.get("attention_bias", kind == "qwen2")),
             eos_token_ids=tuple(sorted(eos)),
+            latent=latent,
         )
 
     def to_tree(self) -> dict[str, Any]:
@@ -134,14 +177,10 @@ class ModelConfig:
             tree["sliding_window"] = None
         if self.eos_token_ids:
             tree["eos_token_id"] = list(self.eos_token_ids)
-        if scaling := self.rope_scaling:
-            tree["rope_scaling"] = {
-                "rope_type": scaling.kind,
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_position,
-            }
+        if self.rope_scaling:
+            tree["rope_scaling"] = _scaling_tree(self.rope_scaling)
+        if self.latent:
+            tree |= _latent_tree(self.latent, self)
         return tree
 
 
@@ -183,6 +222,16 @@ def _scaling(rope: dict[str, Any]) -> RopeScaling | None:
     kind = _rope_kind(rope)
     if kind == "default":
         return None
+    if kind == "yarn":
+        return RopeScaling(
+            kind=kind,
+            factor=float(rope["factor"]),
+            original_max_position=int(rope["original_max_position_embeddings"]),
+            beta_fast=float(rope.get("beta_fast") or 32.0),
+            beta_slow=float(rope.get("beta_slow") or 1.0),
+            mscale=float(rope.get("mscale") or 0.0),
+            mscale_all_dim=float(rope.get("mscale_all_dim") or 0.0),
+        )
     return RopeScaling(
         kind=kind,
         factor=float(rope["factor"]),
@@ -192,20 +241,65 @@ def _scaling(rope: dict[str, Any]) -> RopeScaling | None:
     )
 
 
+def _scaling_tree(scaling: RopeScaling) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "rope_type": scaling.kind,
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_max_position,
+    }
+    if scaling.kind == "yarn":
+        own = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        return tree | {name: getattr(scaling, name) for name in own if getattr(scaling, name)}
+    return tree | {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+
+
+def _latent(tree: dict[str, Any]) -> Latent | None:
+    if tree["model_type"] not in LATENT_TYPES:
+        return None
+    return Latent(
+        rank=tree["kv_lora_rank"],
+        query_rank=tree["q_lora_rank"],
+        plain_dim=tree["qk_nope_head_dim"],
+        rope_dim=tree["qk_rope_head_dim"],
+        value_dim=tree["v_head_dim"],
+    )
+
+
+def _latent_tree(latent: Latent, config: ModelConfig) -> dict[str, Any]:
+    """DeepSeek's keys. Layers above the dense ones have experts, so all are dense."""
+    return {
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.plain_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "head_dim": latent.rope_dim,
+        "num_key_value_heads": config.num_heads,
+        "first_k_dense_replace": config.num_layers,
+    }
+
+
 def _refuse_unsupported(where: str, tree: dict[str, Any], field: str) -> None:
     windowed = tree.get("sliding_window") and tree.get("use_sliding_window", tree.get("model_type") == "mistral")
+    rope = _rope(tree)
     found = {
         "model_type": (tree.get("model_type"), tuple(ARCHITECTURES)),
         "hidden_act": (tree.get("hidden_act", "silu"), ("silu",)),
-        "rope_type": (_rope_kind(_rope(tree)), ("default", "linear", "llama3")),
-        "partial_rotary_factor": (
-            _rope(tree).get("partial_rotary_factor", tree.get("partial_rotary_factor", 1.0)),
-            (1.0,),
-        ),
+        "rope_type": (_rope_kind(rope), ("default", "linear", "llama3", "yarn")),
+        "attention_factor": (rope.get("attention_factor"), (None,)),
+        "truncate": (rope.get("truncate", True), (True,)),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", tree.get("partial_rotary_factor", 1.0)), (1.0,)),
         "mlp_bias": (bool(tree.get("mlp_bias", False)), (False,)),
         "sliding_window": (tree["sliding_window"] if windowed else None, (None,)),
         "quantization_config": (tree.get("quantization_config"), (None,)),
     }
+    if tree.get("model_type") in LATENT_TYPES:
+        dense = tree.get("first_k_dense_replace") or 0
+        found |= {
+            "attention_bias": (bool(tree.get("attention_bias", False)), (False,)),
+            "rope_interleave": (tree.get("rope_interleave", True), (True,)),
+            "layers with experts:": (max(0, tree.get("num_hidden_layers", 0) - dense), (0,)),
+        }
     for key, (value, supported) in found.items():
         if value not in supported:
             options = " or ".join(map(str, supported))

@@ -91,7 +91,7 @@ class Dflash:
         """
         shape = (len(entered), self.config.num_kv_heads, self.config.head_dim)
         keys, values = (part.reshape(shape) for part in self._context[layer](entered).chunk(2, dim=-1))
-        norm = self._layers[layer].key_norm
+        norm = self.weights.get(f"layers.{layer}.key_norm")
         keys = keys if norm is None else rms(keys, norm, self.config)
         return rotate(keys, rotation(self._rope, positions)), values
 

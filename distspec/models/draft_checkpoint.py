@@ -146,6 +146,8 @@ class _Reading:
         tree = self.tree.get("transformer_layer_config", self.tree)
         found = ModelConfig.from_tree(dict(tree), f"{self.folder}/config.json", field=FIELD)
         self.must("vocab_size", found.vocab_size, self.target.vocab_size)
+        if self._kind != "mtp":
+            self.must("kv_lora_rank", found.latent and found.latent.rank, None, f"the published layout of {self._kind}")
         if layers is not None:
             self.must("num_hidden_layers", found.num_layers, layers, "the layers that drafters can run")
         return replace(found, max_position=self.target.max_position)

@@ -1,4 +1,4 @@
-"""The Llama family: Llama, Mistral without a window, Qwen2, Qwen3.
+"""The Llama family: Llama, Mistral without a window, Qwen2, Qwen3, and DeepSeek as long as no layer has experts.
 
 Knows the arithmetic of one forward and how checkpoint tensors make up its matrices. Does not know files,
 pages, sequences, or how attention is computed: `attend` does that. Matrices that read the same input are one
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from distspec.models.base import Attend, Paged, Taps
 from distspec.models.config import ModelConfig
+from distspec.models.latent import LatentAttention, latent_parts
 from distspec.models.product import Matrix
 from distspec.models.rope import rope_table, rotate, rotation
 
@@ -29,28 +30,47 @@ Parts = dict[str, tuple[int, ...]]
 """Checkpoint tensors, by name, whose rows one below the other make one parameter, with their shapes."""
 
 
+class Attention(Protocol):
+    """What a layer does with other rows."""
+
+    def __call__(self, index: int, read: Tensor, rope: Tensor, attend: Attend) -> Tensor:
+        """index: of the layer; read: [rows, inputs]; rope: of the rows, as `rotation` gives it. Returns what is added
+        to the stream: [rows, hidden_size]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer, but for the norm of what its attention reads: draft models read something else there.
+    """One decoder layer, but for the norm of what its attention reads: draft models read something else there."""
 
-    None where the architecture has no such parameter.
-    """
+    config: ModelConfig
+    attention: Attention
+    mlp_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+    def __call__(self, index: int, x: Tensor, read: Tensor, rope: Tensor, attend: Attend) -> Tensor:
+        """x: residual stream [rows, hidden_size]; the others as of Attention. Returns the stream that leaves the
+        layer."""
+        x = x + self.attention(index, read, rope, attend)
+        gate, up = self.gate_up(rms(x, self.mlp_norm, self.config)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadedAttention:
+    """Each query head has a key and a value head, of its own or shared by a group. None where the architecture has no
+    such parameter."""
 
     config: ModelConfig
     qkv: Matrix
     output: Matrix
-    mlp_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
 
-    def __call__(self, index: int, x: Tensor, read: Tensor, rope: Tensor, attend: Attend) -> Tensor:
-        """x: residual stream [rows, hidden_size]; read: what attention reads [rows, inputs of qkv]; rope: of the rows,
-        as `rotation` gives it. Returns the stream that leaves the layer."""
-        x = x + self.output(attend(index, *self.heads(read, rope)))
-        gate, up = self.gate_up(rms(x, self.mlp_norm, self.config)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+    def __call__(self, index: int, read: Tensor, rope: Tensor, attend: Attend) -> Tensor:
+        """See Attention."""
+        return self.output(attend(index, *self.heads(read, rope)))
 
     def heads(self, read: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [rows, num_heads, head_dim], keys and values [rows, num_kv_heads, head_dim], rotary applied."""
@@ -105,15 +125,23 @@ def parameters(config: ModelConfig) -> dict[str, Parts]:
 
 def layer_parts(config: ModelConfig, at: str, inputs: int | None = None) -> dict[str, Parts]:
     """Parameters of the layer that a checkpoint names `at`. inputs: what attention reads, hidden_size by default."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    rows = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
-    table: dict[str, Parts] = {
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attention = latent_parts(config, config.latent, at, inputs or hidden) if config.latent else None
+    return {
         "attention_norm": {f"{at}.input_layernorm.weight": (hidden,)},
-        "qkv": {f"{at}.self_attn.{x}_proj.weight": (count, inputs or hidden) for x, count in rows.items()},
-        "output": {f"{at}.self_attn.o_proj.weight": (hidden, rows["q"])},
+        **(attention or _headed_parts(config, at, inputs or hidden)),
         "mlp_norm": {f"{at}.post_attention_layernorm.weight": (hidden,)},
         "gate_up": {f"{at}.mlp.{x}_proj.weight": (inner, hidden) for x in ("gate", "up")},
         "down": {f"{at}.mlp.down_proj.weight": (hidden, inner)},
+    }
+
+
+def _headed_parts(config: ModelConfig, at: str, inputs: int) -> dict[str, Parts]:
+    hidden, dim = config.hidden_size, config.head_dim
+    rows = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
+    table: dict[str, Parts] = {
+        "qkv": {f"{at}.self_attn.{x}_proj.weight": (count, inputs) for x, count in rows.items()},
+        "output": {f"{at}.self_attn.o_proj.weight": (hidden, rows["q"])},
     }
     if config.attention_bias:
         table["qkv_bias"] = {f"{at}.self_attn.{x}_proj.bias": (count,) for x, count in rows.items()}
@@ -141,7 +169,7 @@ class Llama:
         self.layers = [make_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
         self.attention_norms = [weights[f"layers.{i}.attention_norm"] for i in range(config.num_layers)]
         self.rope = rope_table(config).to(self.embedding.device, self.dtype)
-        self._fused = self._fuse() if fusible(self.embedding) else None
+        self._fused = self._fuse() if fusible(self.embedding) and config.latent is None else None
 
     def _fuse(self) -> FusedStack:
         from distspec.models.fused import FusedStack  # imports Triton
@@ -178,13 +206,15 @@ def fusible(weight: Tensor) -> bool:
 def make_layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) -> Layer:
     """The layer whose parameters are those of `layer_parts`, with this prefix."""
     own = {name: weights[prefix + name] for name in layer_parts(config, "") if prefix + name in weights}
-    return Layer(
+    attention = LatentAttention(config, config.latent, own) if config.latent else _headed(config, own)
+    return Layer(config, attention, own["mlp_norm"], Matrix(own["gate_up"]), Matrix(own["down"]))
+
+
+def _headed(config: ModelConfig, own: Mapping[str, Tensor]) -> HeadedAttention:
+    return HeadedAttention(
         config,
         qkv=Matrix(own["qkv"], own.get("qkv_bias")),
         output=Matrix(own["output"], own.get("output_bias")),
-        mlp_norm=own["mlp_norm"],
-        gate_up=Matrix(own["gate_up"]),
-        down=Matrix(own["down"]),
         query_norm=own.get("query_norm"),
         key_norm=own.get("key_norm"),
     )

@@ -10,7 +10,7 @@ import pytest
 
 from distspec.errors import ConfigError, ModelNotFound
 from distspec.models import ModelConfig, RopeScaling
-from tests.shapes import KINDS, LLAMA
+from tests.shapes import KINDS, LATENT, LLAMA
 
 
 def read(folder: Path, tree: dict[str, Any], **generation: Any) -> ModelConfig:
@@ -60,7 +60,9 @@ def test_qwen2_has_biases_without_saying_so(tmp_path: Path) -> None:
     [
         ("model_type", {"model_type": "gpt_neox"}),
         ("hidden_act", {"hidden_act": "gelu"}),
-        ("rope_type", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+        ("rope_type", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+        ("attention_factor", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 2.0}}),
+        ("truncate", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}),
         ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
         ("mlp_bias", {"mlp_bias": True}),
         ("sliding_window", {"model_type": "mistral", "sliding_window": 4096}),
@@ -71,6 +73,31 @@ def test_qwen2_has_biases_without_saying_so(tmp_path: Path) -> None:
 def test_what_would_be_computed_wrongly_is_refused(key: str, change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{key} .* is not supported"):
         read(tmp_path, LLAMA.to_tree() | change)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("attention_bias", {"attention_bias": True}),
+        ("rope_interleave", {"rope_interleave": False}),
+        ("layers with experts", {"first_k_dense_replace": 1}),
+    ],
+)
+def test_what_latent_attention_and_its_models_lack_is_refused(key: str, change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.* is not supported"):
+        read(tmp_path, LATENT.to_tree() | change)
+
+
+def test_pages_hold_one_head_of_latents_whatever_heads_a_config_states(tmp_path: Path) -> None:
+    config = read(tmp_path, LATENT.to_tree())
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (6, 1, 24 + 8)
+    assert (config.kv_latent, config.rope_dim) == (24, 8)
+    assert (LLAMA.kv_latent, LLAMA.rope_dim) == (0, LLAMA.head_dim)
+
+
+def test_a_stretched_context_needs_the_first_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"original_max_position_embeddings.*missing"):
+        read(tmp_path, LLAMA.to_tree() | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
 
 
 def test_an_unused_window_is_no_window(tmp_path: Path) -> None:
