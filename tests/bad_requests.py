@@ -225,6 +225,7 @@ def _messages(max_model_len: int) -> list[Bad]:
         chat("too long", "messages", messages=said("a 7 " * max_model_len)),
         chat("two limits", "max_tokens", max_completion_tokens=2),
         chat("limit", "max_completion_tokens", max_tokens=None, max_completion_tokens=0),
+        chat("an echo without an answer", "max_tokens", echo=True, max_tokens=0),
         chat("min_tokens over the limit", "min_tokens", max_tokens=None, max_completion_tokens=5, min_tokens=6),
         chat("top_logprobs alone", "top_logprobs", top_logprobs=3),
         chat("top_logprobs without logprobs", "top_logprobs", top_logprobs=3, logprobs=False),

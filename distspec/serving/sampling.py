@@ -28,7 +28,7 @@ def prompt_room(request: GenerationRequest, limits: Limits) -> int | None:
         return keep
     _, asked = schema.max_tokens(request)
     answer = min(limits.default_max_tokens, limits.max_model_len // 2)
-    return max(1, limits.max_model_len - (asked or max(answer, request.min_tokens or 0)))
+    return max(1, limits.max_model_len - max(1, max(answer, request.min_tokens or 0) if asked is None else asked))
 
 
 def bad_words(words: Sequence[str], text: Text, limits: Limits) -> tuple[tuple[int, ...], ...]:
@@ -61,14 +61,15 @@ def resolve(
     stop_ids: Sequence[int],
     limits: Limits,
 ) -> SamplingParams:
-    """The parameters of a prompt's first choice, its constraint aside.
+    """The parameters of a prompt's first choice, its constraint aside. max_tokens is 1 at least, since workers make no
+    fewer; what a request for none wants is the prompt alone (see service.Job).
 
     field: of the request, that holds the prompt. stop_ids: the model's own. Raises InvalidField.
     """
     temperature = 1.0 if request.temperature is None else request.temperature
     stops = {*(request.stop_token_ids or ()), *(() if request.ignore_eos else stop_ids)}
     params = SamplingParams(
-        max_tokens=_max_tokens(request, field, prompt_tokens, limits),
+        max_tokens=max(1, _max_tokens(request, field, prompt_tokens, limits)),
         seed=seed,
         temperature=0.0 if temperature < schema.MIN_TEMPERATURE else temperature,
         top_p=1.0 if request.top_p is None else request.top_p,

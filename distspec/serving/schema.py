@@ -229,7 +229,7 @@ def _check_lengths(request: GenerationRequest, limits: Limits) -> None:
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise InvalidField("max_tokens", request.max_tokens, "only one of max_tokens and max_completion_tokens")
     field, count = max_tokens(request)
-    between(field, count, 1, limits.max_model_len)
+    between(field, count, 0 if request.echo and isinstance(request, CompletionRequest) else 1, limits.max_model_len)
     between("min_tokens", request.min_tokens, 0, limits.max_model_len)
     if count is not None and (request.min_tokens or 0) > count:
         raise InvalidField("min_tokens", request.min_tokens, f"at most {field} ({count})")

@@ -19,7 +19,7 @@ from msgspec import structs
 from distspec.constraints.trial import Trials
 from distspec.errors import BadConstraint, InvalidField, RequestError, Unavailable
 from distspec.protocol.messages import Output
-from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, Usage
+from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, TokenLogprobs, Usage
 from distspec.serving import prompts, sampling, schema, structure, tools
 from distspec.serving.limits import Limits
 from distspec.serving.pieces import Pieces
@@ -40,7 +40,8 @@ class Submitter(Protocol):
 @dataclass(frozen=True, slots=True)
 class Job:
     """One stream to generate: a prompt and one of its n choices. stops: strings that end its text; stop_ids: tokens
-    that do, beside the model's own. echo: with which the text begins, and where in it each token of the prompt does."""
+    that do, beside the model's own. echo: with which the text begins, and where in it each token of the prompt does.
+    is_empty: no token is asked for, so the one that workers make is left out."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -49,6 +50,7 @@ class Job:
     include_stop: bool = False
     echo: tuple[str, tuple[int, ...]] = ("", ())
     stop_ids: frozenset[int] = frozenset()
+    is_empty: bool = False
 
     def pieces(self, text: Text) -> Pieces:
         return Pieces(self.decoder(text), PromptReport(self.prompt, *self.echo), self.stop_ids)
@@ -99,6 +101,8 @@ class Service:
         outputs = cast(AsyncGenerator[Output, None], self._client.submit(job.prompt, job.params, job.speculation))
         async with aclosing(outputs):
             async for output in outputs:
+                if job.is_empty:
+                    output = _emptied(output)
                 chunk, usage = pieces.push(output), output.usage or usage
                 if pieces.count and first is None:
                     first = time.perf_counter() - start
@@ -123,15 +127,27 @@ class Service:
     async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Chunks of several jobs as they come, with the index of their job.
 
-        All jobs are submitted at once. The first error ends all of them; so does closing the generator.
+        All jobs are submitted at once; the choices of a prompt stand together, in order. The first error ends all of
+        them; so does closing the generator.
         """
         arrived: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
+        # Logprobs of a prompt come with its first choice alone; the others wait for them.
+        shared: list[asyncio.Future[tuple[TokenLogprobs, ...]]] = [asyncio.Future() for _ in jobs]
+
+        async def complete(index: int, chunk: Chunk) -> Chunk:
+            first = index - jobs[index].params.choice
+            if chunk.prompt is None or jobs[first].params.prompt_logprobs is None:
+                return chunk
+            if first == index:
+                shared[index].set_result(chunk.prompt.logprobs)
+                return chunk
+            return replace(chunk, prompt=replace(chunk.prompt, logprobs=await shared[first]))
 
         async def pump(index: int, job: Job) -> None:
             try:
                 async with aclosing(self.stream(job)) as chunks:
                     async for chunk in chunks:
-                        arrived.put_nowait((index, chunk))
+                        arrived.put_nowait((index, await complete(index, chunk)))
             except Exception as error:
                 arrived.put_nowait((index, error))
 
@@ -200,12 +216,13 @@ class Service:
             jobs += [
                 Job(
                     kept,
-                    structs.replace(params, choice=choice),
+                    _of_choice(params, choice),
                     speculation,
                     schema.stops(request),
                     bool(request.include_stop_str_in_output),
                     echo,
                     frozenset(request.stop_token_ids or ()) - own,
+                    is_empty=schema.max_tokens(request)[1] == 0,
                 )
                 for choice in range(request.n or 1)
             ]
@@ -221,6 +238,17 @@ class Service:
             last = prompts.turns(request.messages, self.limits)[-1]
             return last["content"] if last["role"] == "assistant" else "", ()
         return await asyncio.to_thread(spelled, self.text, prompt)
+
+
+def _of_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    """Logprobs of a prompt are computed once, for its first choice: see Service.run."""
+    return structs.replace(params, choice=choice, prompt_logprobs=None if choice else params.prompt_logprobs)
+
+
+def _emptied(output: Output) -> Output:
+    """An answer of no tokens, however the one that was made would have ended it."""
+    reason = "length" if output.finish_reason == "stop" else output.finish_reason
+    return structs.replace(output, tokens=(), logprobs=(), finish_reason=reason)
 
 
 def _joined(chunks: Sequence[Chunk], job: Job) -> Completion:

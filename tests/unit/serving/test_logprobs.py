@@ -171,6 +171,56 @@ async def test_an_echo_is_one_text_with_the_answer(http: httpx.AsyncClient, text
     assert told["text_offset"] == sorted(told["text_offset"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("most", [None, 0, 2])
+async def test_an_echo_without_an_answer_is_the_prompt(
+    http: httpx.AsyncClient, client: TableClient, text: Text, most: int | None, stream: bool
+) -> None:
+    """What scores of given texts are asked by. The token that is made all the same shows nowhere, even if it ends."""
+    prompt = text.encode("the 漢 quick")
+    client.answers[prompt] = [text.stop_ids[0]]
+    asked: dict[str, Any] = {"prompt": "the 漢 quick", "max_tokens": 0, "echo": True, "logprobs": most}
+    asked |= {"return_token_ids": True, "truncate_prompt_tokens": -1}
+    if stream:
+        *bodies, usage, _ = await events(http, asked | {"stream_options": {"include_usage": True}})
+        [body] = [body | {"usage": usage["usage"]} for body in bodies]
+    else:
+        body = await post(http, asked)
+    [choice] = body["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("the 漢 quick", [])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (len(prompt), 0)
+    told = choice["logprobs"]
+    if most is None:
+        assert told is None
+    else:
+        said = logprobs_of(prompt[1:], most, VOCAB)
+        assert told["token_logprobs"] == [None, *(one.logprob for one in said)]
+        assert len(told["tokens"]) == len(told["text_offset"]) == len(told["top_logprobs"]) == len(prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_logprobs_of_a_prompt_are_computed_once(
+    http: httpx.AsyncClient, client: TableClient, stream: bool
+) -> None:
+    """And told with each of its choices."""
+    prompts = [[5, 6, 290], [9, 8]]
+    asked: dict[str, Any] = {"prompt": prompts, "max_tokens": 4, "n": 3, "echo": True, "logprobs": 1, "seed": 3}
+    if stream:
+        found: dict[int, list[Any]] = {}
+        for body in (await events(http, asked))[:-1]:
+            [choice] = body["choices"]
+            found.setdefault(choice["index"], []).extend(choice["logprobs"]["token_logprobs"])
+        told = [found[index] for index in range(6)]
+    else:
+        told = [choice["logprobs"]["token_logprobs"] for choice in (await post(http, asked))["choices"]]
+    for i, row in enumerate(told):
+        prompt = prompts[i // 3]
+        assert row[: len(prompt)] == [None, *(one.logprob for one in logprobs_of(prompt[1:], 1, VOCAB))]
+        assert len(row) == len(prompt) + 4
+    assert [params.prompt_logprobs for _, params, _ in client.submitted] == [1, None, None] * 2
+
+
 async def test_a_chat_echoes_what_the_assistant_has_said(client: TableClient, limits: Limits) -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
