@@ -54,14 +54,18 @@ def rehearse_desk(desk: Desk, engine: Engine, config: Config, drafts: bool) -> N
             desk.step()
 
 
-def rehearse_drafter(drafter: Drafter, config: Config, features: int, dtype: torch.dtype, device: torch.device) -> None:
-    """A text as long as a step, and then short ones in all slots, with the largest trees.
+def rehearse_drafter(
+    drafter: Drafter, config: Config, longest: int, features: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Texts that fill a step, and then short ones in all slots, with the largest trees.
 
-    features: values that come with each token, of this dtype.
+    longest: tokens of a text. features: values that come with each token, of this dtype.
     """
     spec, options = config.speculation, config.engine
     shape = _shape(config, max((_STEPS, *chains(config))), max(spec.topk, spec.branch_topk))
-    for count, length in ((1, options.max_num_batched_tokens), (options.max_num_seqs, _PROMPT)):
+    long = max(1, min(options.max_num_batched_tokens, longest - shape.depth))  # nobody computes what has no drafts
+    filling = min(options.max_num_batched_tokens // long, options.max_num_seqs)
+    for count, length in ((filling, long), (options.max_num_seqs, _PROMPT)):
         given = torch.zeros(length, features, dtype=dtype, device=device) if features else None
         params = msgspec.structs.replace(TRUNCATING, max_tokens=SHORT, prompt_tokens=length)
         drafter.propose([DraftRow(request, 0, (0,) * length, shape, params, given) for request in range(count)])

@@ -105,7 +105,7 @@ class Worker:
 
     def _build(self, config: Config, worker: str, threads: int) -> None:
         spin_briefly()
-        from distspec.workers.build import build  # torch and all that: not for the coordinator, who makes us
+        from distspec.workers.assembly import build  # torch and all that: not for the coordinator, who makes us
 
         built = build(config, worker, threads, self._later)
         self._compute = Compute(built.work, self._reply, self._broke, built.begin)

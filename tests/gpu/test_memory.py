@@ -17,7 +17,8 @@ from distspec.errors import TooLittleMemory
 from distspec.kv.pool import KVPool
 from distspec.models import load_model
 from distspec.models.llama import Llama
-from distspec.workers.build import _Assembled, _assembled, _target_sized, build
+from distspec.workers.assembly import build
+from distspec.workers.assembly.target import Assembled, assembled, target_sized
 from distspec.workers.rehearsal import rehearse_desk
 
 pytestmark = pytest.mark.needs("gpu")
@@ -52,9 +53,9 @@ def worker(share: float, told: Connection) -> None:
     """A process of its own: it is made, does its largest steps for real, and tells (bytes reserved at its peak, of its
     pools, of the device); and keeps all until it is answered."""
     config, model = configured(share), target()
-    assemble = partial(_assembled, role="decode", model=model, device=CUDA, grammars=None)
-    config = _target_sized(config, "decode", model, CUDA, assemble)
-    made: _Assembled = assemble(config)
+    assemble = partial(assembled, role="decode", model=model, device=CUDA, grammars=None)
+    config = target_sized(config, "decode", model, CUDA, assemble)
+    made: Assembled = assemble(config)
     small = structs.replace(config.model, max_model_len=None)
     for _ in range(2):
         rehearse(made.engine, config.engine)
@@ -106,7 +107,7 @@ def test_a_rehearsal_leaves_nothing() -> None:
     bare = structs.replace(config, engine=small, model=structs.replace(config.model, max_model_len=None))
 
     def play() -> list[KVPool]:
-        made = _assembled(bare, "decode", model, CUDA, None)
+        made = assembled(bare, "decode", model, CUDA, None)
         rehearse(made.engine, small)
         rehearse_desk(made.desk, made.engine, bare, made.drafts)
         return made.pools
@@ -118,9 +119,9 @@ def test_a_rehearsal_leaves_nothing() -> None:
 
 def test_a_share_that_is_too_small_says_what_is_missing() -> None:
     config, model = configured(0.02), target()
-    assemble = partial(_assembled, role="decode", model=model, device=CUDA, grammars=None)
+    assemble = partial(assembled, role="decode", model=model, device=CUDA, grammars=None)
     with pytest.raises(TooLittleMemory, match=r"lacks \d+\.\d\d GiB") as raised:
-        _target_sized(config, "decode", model, CUDA, assemble)
+        target_sized(config, "decode", model, CUDA, assemble)
     assert raised.value.missing is not None
     assert raised.value.missing > 0
 

@@ -13,7 +13,7 @@ from distspec import models
 from distspec.models.draft_checkpoint import random_draft, save_draft
 from distspec.models.eagle3 import Eagle3Config
 from distspec.workers import fleet as fleets
-from distspec.workers.build import build
+from distspec.workers.assembly import build
 from distspec.workers.fleet import FleetHandle
 from distspec.workers.target import TargetWork
 from tests.ray.test_fleet import all_tokens, client_of, configuration, idle, kill

@@ -17,8 +17,7 @@ from distspec.models import save_pretrained
 from distspec.models.draft_checkpoint import save_draft
 from distspec.protocol.messages import Freed, Progress
 from distspec.rounds import Desk, Reply
-from distspec.workers import build as building
-from distspec.workers.build import build
+from distspec.workers.assembly import build
 from tests.featured import made, target
 
 Play = Callable[[config.Engine], Iterable[KVPool]]
@@ -75,11 +74,12 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[KVPool]:
     def sized(
         options: config.Engine, device: torch.device, *, share: float, longest: int, least: int, play: Play
     ) -> config.Engine:
-        assert (share, longest) == (0.9 * 0.25, 150)
+        assert share == 0.9 * 0.25
         found.extend(play(structs.replace(options, num_pages=sizing.few(options))))
         return structs.replace(options, num_pages=PAGES)
 
-    monkeypatch.setattr(building, "sized", sized)
+    for worker in ("target", "draft"):
+        monkeypatch.setattr(f"distspec.workers.assembly.{worker}.sized", sized)
     return found
 
 
@@ -99,7 +99,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Reply]:
             found.extend(replies)
             return replies
 
-    monkeypatch.setattr(building, "Desk", Heard)
+    monkeypatch.setattr("distspec.workers.assembly.target.Desk", Heard)
     return found
 
 

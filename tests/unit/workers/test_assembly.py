@@ -10,7 +10,7 @@ from distspec.config import Config, load
 from distspec.models import save_pretrained
 from distspec.protocol.messages import Progress
 from distspec.protocol.values import SamplingParams, Shape
-from distspec.workers.build import build
+from distspec.workers.assembly import build
 from distspec.workers.target import TargetWork
 from tests.desks import lease, model, plain
 

@@ -1,0 +1,66 @@
+"""What a worker is made of: its model or drafter, its desk, its transport. All that is heavy to import is here.
+
+Knows the configuration, the device and Ray's addresses. Does not know the channel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import torch
+
+from distspec.config import Config
+from distspec.engine.sizing import ran_out
+from distspec.protocol.messages import Hello
+from distspec.transfer.meeting import Place
+from distspec.workers.assembly.draft import draft_work
+from distspec.workers.assembly.target import target_work
+from distspec.workers.compute import Later, Work
+from distspec.workers.fingerprint import fingerprint
+from distspec.workers.names import node_address
+
+__all__ = ["Built", "build"]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """hello: with incarnation 0, to be replaced. place: where peers meet a target worker. begin: to be called on the
+    thread that computes, since torch's number of threads is each thread's own."""
+
+    work: Work
+    hello: Hello
+    place: Place | None
+    begin: Callable[[], None]
+
+
+def build(config: Config, worker: str, threads: int, later: Callable[[Later], None]) -> Built:
+    """Load the worker `pool:index`. later: runs an action on its compute thread.
+
+    threads: torch's in this process; -n shares the host's cores among n such workers. Raises ConfigError,
+    ModelNotFound, or what the device says.
+    """
+    begin = partial(torch.set_num_threads, threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
+    begin()
+    device = _device(config)
+    work: Work
+    place: Place | None = None
+    try:
+        if worker.startswith("draft:"):
+            work, hello = draft_work(config, worker, device, later)
+        else:
+            work, hello, place = target_work(config, worker, device, later)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ran_out(device, config.engine) from error
+    hello = msgspec.structs.replace(hello, fingerprint=fingerprint(config, device), node=node_address())
+    return Built(work, hello, place, begin)
+
+
+def _device(config: Config) -> torch.device:
+    wanted = config.engine.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)

@@ -1,0 +1,68 @@
+"""A draft worker: drafters with as much room as its share of a device has, and where their features come in.
+
+Knows the configuration. Does not know targets but for their shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from distspec import models
+from distspec.config import Config
+from distspec.config import Engine as EngineOptions
+from distspec.drafters.base import pools_of
+from distspec.engine.sizing import sized
+from distspec.errors import FleetError
+from distspec.kv.pool import KVPool
+from distspec.protocol.messages import Hello
+from distspec.rounds.arrivals import Arrivals
+from distspec.workers.assembly.parts import drafters_of, grammars_of, share_of, taps_of, transport_of
+from distspec.workers.compute import Later
+from distspec.workers.draft import DraftWork
+from distspec.workers.rehearsal import rehearse_drafter
+
+_DRAFTED_AT_ONCE = 256
+"""Requests that a draft worker takes on; a drafter forgets the oldest where its room ends."""
+
+
+def draft_work(
+    config: Config, worker: str, device: torch.device, later: Callable[[Later], None]
+) -> tuple[DraftWork, Hello]:
+    shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
+    longest = config.max_model_len(shape.max_position)
+    taps, dtype = taps_of(config, shape), getattr(torch, config.model.dtype)
+    width, grammars = len(taps) * shape.hidden_size, grammars_of(config, shape)
+
+    def play(options: EngineOptions) -> list[KVPool]:
+        small = msgspec.structs.replace(config, engine=options)
+        made = drafters_of(small, longest, shape.vocab_size, device, grammars)
+        for one in made:
+            if one is not None:
+                rehearse_drafter(one, small, width, dtype, device)
+        return [pool for one in made for pool in pools_of(one)]
+
+    options = sized(config.engine, device, share=share_of(config, "draft"), longest=longest, least=1, play=play)
+    made = msgspec.structs.replace(config, engine=options)
+    drafter, quick = drafters_of(made, longest, shape.vocab_size, device, grammars)
+    if drafter is None:
+        raise FleetError(f"{worker}: speculation.drafter is `none`")
+    hello = Hello(
+        worker=worker,
+        role="draft",
+        incarnation=0,
+        fingerprint={},
+        slots=_DRAFTED_AT_ONCE,
+        capacity=_DRAFTED_AT_ONCE * longest,
+        page_size=config.engine.page_size,
+        max_model_len=longest,
+        vocab_size=shape.vocab_size,
+        drafts=True,
+    )
+    arrivals = None
+    if taps:
+        arrivals = Arrivals(transport_of(config, worker, device), later, width=width, dtype=dtype, device=device)
+    return DraftWork(drafter, time.time, quick, arrivals), hello

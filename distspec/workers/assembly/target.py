@@ -1,0 +1,127 @@
+"""A target worker: a model, an engine with as much room as its share of a device has, and a desk with its drafters.
+
+Knows the configuration and the role. Does not know how drafters are made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from distspec import models
+from distspec.config import Config
+from distspec.config import Engine as EngineOptions
+from distspec.constraints import Grammars
+from distspec.drafters.base import pools_of
+from distspec.engine import Engine
+from distspec.engine.acceptance import ACCEPTANCES
+from distspec.engine.rehearsal import rehearse
+from distspec.engine.sizing import sized
+from distspec.engine.synthetic import SyntheticEngine
+from distspec.kv.pool import KVPool
+from distspec.models.llama import Llama
+from distspec.protocol.messages import Hello
+from distspec.rounds.desk import Desk
+from distspec.transfer.meeting import Place
+from distspec.workers.assembly.parts import drafters_of, grammars_of, share_of, taps_of, transport_of
+from distspec.workers.compute import Later
+from distspec.workers.rehearsal import chains, rehearse_desk
+from distspec.workers.target import TargetWork
+
+
+def target_work(
+    config: Config, worker: str, device: torch.device, later: Callable[[Later], None]
+) -> tuple[TargetWork, Hello, Place]:
+    role = worker.partition(":")[0]
+    model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
+    # Where the work and its desk come from below, grammars are ready at the earliest when requests arrive.
+    grammars = grammars_of(config, model.config, wake=lambda: later(lambda: work.compiled()))
+    assemble = partial(assembled, role=role, model=model, device=device, grammars=grammars)
+    engine, desk, drafts, _ = assemble(target_sized(config, role, model, device, assemble))
+    transport = transport_of(config, worker, device)
+    work = TargetWork(engine, desk, transport, later)
+    hello = Hello(
+        worker=worker,
+        role=role,
+        incarnation=0,
+        fingerprint={},
+        slots=engine.slots,
+        capacity=engine.capacity,
+        page_size=engine.page_size,
+        max_model_len=engine.max_model_len,
+        vocab_size=model.config.vocab_size,
+        step_cost=engine.measure(),
+        drafts=drafts,
+    )
+    return work, hello, transport.place
+
+
+class Assembled(NamedTuple):
+    """drafts: there is a drafter. pools: of the engine and the drafters."""
+
+    engine: Engine
+    desk: Desk
+    drafts: bool
+    pools: list[KVPool]
+
+
+def assembled(config: Config, role: str, model: Llama, device: torch.device, grammars: Grammars | None) -> Assembled:
+    """All of a target worker that takes memory beside the target's weights."""
+    local = config.speculation.placement == "local" and role == "decode"
+    longest = config.max_model_len(model.config.max_position)
+    drafter, quick = (
+        drafters_of(config, longest, model.config.vocab_size, device, grammars, model) if local else (None, None)
+    )
+    kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
+    engine = kind(
+        model,
+        config.engine,
+        device=device,
+        max_model_len=config.model.max_model_len,
+        taps=taps_of(config, model.config),
+        acceptance=ACCEPTANCES[config.speculation.acceptance],
+        grammars=grammars,
+    )
+    desk = Desk(
+        engine,
+        drafter,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        clock=time.time,
+        quick=quick,
+        overlap=config.engine.overlap and device.type == "cuda",  # a CPU has computed a round when it is launched
+        odds=config.speculation.synthetic_acceptance or (),
+    )
+    if role == "decode":
+        desk.prepare({0, *_chains(config)} if local else {0})
+    return Assembled(engine, desk, drafter is not None, [engine.pool, *pools_of(drafter), *pools_of(quick)])
+
+
+def target_sized(
+    config: Config, role: str, model: Llama, device: torch.device, assemble: Callable[[Config], Assembled]
+) -> Config:
+    """With engine.num_pages, for the target and a drafter beside it alike: both hold the same texts."""
+
+    def play(options: EngineOptions) -> list[KVPool]:
+        small = msgspec.structs.replace(
+            config, engine=options, model=msgspec.structs.replace(config.model, max_model_len=None)
+        )
+        engine, desk, drafts, pools = assemble(small)
+        rehearse(engine, options)
+        rehearse_desk(desk, engine, small, drafts)
+        return pools
+
+    longest = config.max_model_len(model.config.max_position)
+    least, share = config.model.max_model_len or 1, share_of(config, role)
+    options = sized(config.engine, device, share=share, longest=longest, least=least, play=play)
+    return msgspec.structs.replace(config, engine=options)
+
+
+def _chains(config: Config) -> Collection[int]:
+    """Numbers of drafts of a round that are configured, if such rounds may roll."""
+    spec = config.speculation
+    return () if spec.topk > 1 or spec.acceptance != "coupled" else chains(config)
