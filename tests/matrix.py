@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -45,6 +44,7 @@ from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
 from tests.causal import Causal
 from tests.chain import END, WORDS
+from tests.covering import covering
 from tests.desks import Ticks, guard
 from tests.fleet import Fleet
 from tests.shapes import TINY
@@ -291,12 +291,13 @@ def name(cell: Cell) -> str:
     return f"{cell.policy}-verify{cell.verifiers}-{cell.drafter}-{cell.tree}-page{cell.page_size}-{placement}"
 
 
-def every(policies: Sequence[str]) -> list[Cell]:
-    """Page sizes and trees take turns: each meets each policy, drafter, placement and number of verifiers somewhere."""
-    return [
-        Cell(*cell, PAGES[i % len(PAGES)], list(TREES)[i % len(TREES)])
-        for i, cell in enumerate(product(policies, (0, 1, 2), DRAFTERS, (True, False)))
-    ]
+def every(policies: Sequence[str], drafters: Sequence[str], *, seed: int = 0) -> list[Cell]:
+    """Any two values of any two dimensions meet in a cell; and, with either placement, each policy meets each drafter,
+    number of verifiers, tree and page size.
+    """
+    dimensions: tuple[Sequence[Any], ...] = (policies, (0, 1, 2), drafters, (True, False), PAGES, list(TREES))
+    placed = [(0, 3, other) for other in (1, 2, 4, 5)]
+    return [Cell(*row) for row in covering(*dimensions, groups=placed, seed=seed)]
 
 
 def emitted(fleet: Fleet) -> int:

@@ -16,7 +16,7 @@ from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request
 from distspec.models.llama import Llama
 from distspec.speculation.policies import POLICIES
-from tests.matrix import READERS, Answers, Cell, every, keep_killing, name, serve
+from tests.matrix import DRAFTERS, READERS, Answers, Cell, every, keep_killing, name, serve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +51,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     return choices
 
 
-CELLS = every(["auto"]) + [Cell("auto", 2, drafter, False, 16, "static") for drafter in READERS]
+CELLS = every(["auto"], DRAFTERS) + [Cell("auto", 2, drafter, False, 16, "static") for drafter in READERS]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)

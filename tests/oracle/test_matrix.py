@@ -39,17 +39,8 @@ from tests.teacher import plain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CELLS = every(POLICIES)
-CELLS += [
-    Cell(policy, verifiers, READERS[i % len(READERS)], False, PAGES[i % len(PAGES)], list(TREES)[i % len(TREES)])
-    for i, (policy, verifiers) in enumerate(product(POLICIES[1:], (0, 1, 2)))
-]
-"""Every policy gets its features from home, from a verifier, and from several."""
-CELLS += [
-    Cell(policy, i % 3, READERS[(i + 1) % len(READERS)], True, PAGES[i % len(PAGES)], list(TREES)[(i + 1) % len(TREES)])
-    for i, policy in enumerate(("sd", "pearl", "dsi", "ssd", "bvsp", "dsi", "bvsp", "pearl", "ssd"))
-]
-"""And reads them where it drafts, inside home."""
+CELLS = every(POLICIES, DRAFTERS) + every(POLICIES[1:], READERS)
+"""Features are read in the draft pool, which gets them from home or a verifier, and inside home."""
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
