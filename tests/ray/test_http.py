@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
             "engine": {"num_pages": 160, "page_size": 16, "max_num_seqs": 4, "num_threads": 1},
             "coordinator": {"max_queued_requests": QUEUED, "heartbeat_s": 0.2, "lease_s": 10.0},
             "pools": {pool: {"replicas": 1} for pool in ("prefill", "decode", "verify", "draft")},
-            "server": {"max_n": 4},
+            "server": {"max_n": 4, "tool_call_parser": "hermes"},
         }
     )
 
@@ -134,6 +134,16 @@ def test_logprobs_are_those_of_transformers(client: openai.OpenAI, config: Confi
     drawn = right.gather(1, torch.tensor(text[1:])[:, None])[:, 0]
     assert choice.logprobs.token_logprobs is not None
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(drawn.tolist(), abs=1e-4)
+    scored = client.completions.create(
+        model="tiny", prompt="0 1 2 3 0 1 2 3", max_tokens=0, n=2, logprobs=4, echo=True, extra_body=extra
+    )
+    assert scored.usage is not None
+    assert (scored.usage.prompt_tokens, scored.usage.completion_tokens) == (len(prompt), 0)
+    for alone in scored.choices:
+        assert (alone.text, alone.finish_reason) == ("0 1 2 3 0 1 2 3", "length")
+        assert alone.logprobs is not None
+        assert alone.logprobs.token_logprobs is not None
+        assert alone.logprobs.token_logprobs[1:] == pytest.approx(drawn[: len(prompt) - 1].tolist(), abs=1e-4)
     for at, top in list(enumerate(found["logprobs"]["top_logprobs"]))[len(prompt) :]:
         known = [*right[at - 1].topk(4).values.tolist(), float(drawn[at - 1])]
         assert max(top.values()) == pytest.approx(known[0], abs=1e-4)
@@ -153,6 +163,34 @@ def test_logprobs_are_those_of_transformers(client: openai.OpenAI, config: Confi
     for token, row, entry in zip(body["choices"][0]["token_ids"], right, said.logprobs.content, strict=True):
         assert entry.logprob == pytest.approx(float(row[token]), abs=1e-4)
         assert [top.logprob for top in entry.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
+
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["x"]}
+TOOLS = [{"type": "function", "function": {"name": "point", "parameters": POINT}}]
+SPELLED = r'so: <tool_call>\n\{"name": "point", "arguments": \{"x": [0-9]\}\}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("choice", "content", "extra"),
+    [("required", None, {}), ("auto", "so:", {"structured_outputs": {"regex": SPELLED}})],
+)
+def test_calls_of_tools_are_streamed_as_they_are_whole(
+    client: openai.OpenAI, choice: str, content: str | None, extra: dict[str, Any]
+) -> None:
+    """A random model calls nothing of its own accord; here a regex makes it spell a call."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 200}
+    asked |= {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": 5, "extra_body": extra}
+    [whole] = client.chat.completions.create(**asked).choices
+    [call] = whole.message.tool_calls or []
+    assert (whole.message.content, whole.finish_reason, call.function.name) == (content, "tool_calls", "point")
+    assert 0 <= json.loads(call.function.arguments)["x"] <= 9
+    streamed = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(choice.delta.content or "" for choice in streamed) == (content or "")
+    first, *rest = [part for choice in streamed for part in choice.delta.tool_calls or []]
+    assert (first.index, first.type, first.function.name) == (0, "function", "point")
+    assert all(part.id is None and part.function.name is None for part in rest)
+    assert "".join(part.function.arguments for part in (first, *rest)) == call.function.arguments
+    assert streamed[-1].finish_reason == "tool_calls"
 
 
 def test_choices_differ_and_can_be_had_again(client: openai.OpenAI) -> None:
