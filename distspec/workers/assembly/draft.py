@@ -42,7 +42,7 @@ def draft_work(
         made = drafters_of(small, longest, shape.vocab_size, device, grammars)
         for one in made:
             if one is not None:
-                rehearse_drafter(one, small, width, dtype, device)
+                rehearse_drafter(one, small, longest, width, dtype, device)
         return [pool for one in made for pool in pools_of(one)]
 
     options = sized(config.engine, device, share=share_of(config, "draft"), longest=longest, least=1, play=play)
