@@ -124,10 +124,17 @@ def test_a_decode_worker_with_its_drafter(
     assert worker.hello.max_model_len == 150
 
 
+@pytest.mark.parametrize("longest", [150, BUDGET - 10])
 @pytest.mark.parametrize(("drafter", "topk"), REMOTE)
-def test_a_draft_worker(folders: dict[str, Path], played: list[KVPool], drafter: str, topk: int) -> None:
-    build(configured(folders, drafter, "coupled", topk, "pool"), "draft:0", 1, lambda action: None)
+def test_a_draft_worker(folders: dict[str, Path], played: list[KVPool], drafter: str, topk: int, longest: int) -> None:
+    """It computes a text that fills a step, or one as long as a text with drafts may be."""
+    asked = configured(folders, drafter, "coupled", topk, "pool")
+    asked = structs.replace(asked, model=structs.replace(asked.model, max_model_len=longest))
+    build(asked, "draft:0", 1, lambda action: None)
     check_pools(played, 1)
+    written = int(played[0].data.count_nonzero(dim=(0, 1, 3, 4)).count_nonzero())
+    # Features that are zeros leave zeros in the pool of a drafter that reads nothing else.
+    assert drafter == "dflash" or written >= min(BUDGET, longest - 4) - 1
 
 
 @pytest.mark.parametrize("role", ["prefill", "verify"])
