@@ -171,7 +171,8 @@ def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]
     found += [("speculation", {"policy": wrong}, "speculation.policy") for wrong in ("warp", 5)]
     depth = "num_speculative_tokens"
     found += [("speculation", {depth: wrong}, f"speculation.{depth}") for wrong in (0, -1, 10**6, "3")]
-    unsupported = {"suffix": "end"}
+    found += [("stream_options", {"include_usages": True}, "stream_options.include_usages")]
+    unsupported = {"suffix": "end", "use_beam_search": True, "skip_special_tokens": False, "chat_template": "{{ 1 }}"}
     return found + [(name, value, name) for name, value in unsupported.items()]
 
 
@@ -190,6 +191,12 @@ def _fields(vocab_size: int, max_model_len: int) -> list[Bad]:
         completion("best_of", "best_of", best_of=3),
         completion("unknown field", "max_token", max_token=5),
         completion("usage without stream", "stream_options", stream=False, stream_options={}),
+        completion(
+            "counts in all chunks alone",
+            "stream_options.continuous_usage_stats",
+            stream=True,
+            stream_options={"continuous_usage_stats": True},
+        ),
         completion("logprobs of a streamed prompt", "prompt_logprobs", stream=True, prompt_logprobs=1),
         completion("min_tokens over max_tokens", "min_tokens", max_tokens=5, min_tokens=6),
         completion("min_tokens over the room", "min_tokens", max_tokens=None, min_tokens=max_model_len - 1),

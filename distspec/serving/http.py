@@ -25,7 +25,7 @@ from distspec.errors import ModelNotServed, RequestError, Unavailable
 from distspec.serving import responses, schema, tools
 from distspec.serving.responses import DONE, Envelope, Extras
 from distspec.serving.results import Stats
-from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
+from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from distspec.serving.service import Job, Service
 
 MAX_BODY_BYTES = 8 << 20
@@ -110,8 +110,7 @@ async def _answer(
         completions = await _while_connected(request, service.complete(jobs))
         # The logprobs of a long prompt take seconds to write down, in which other streams go on.
         return await asyncio.to_thread(lambda: _json(envelope.whole(completions)))
-    wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    events = _events(service, envelope, jobs, wants_usage)
+    events = _events(service, envelope, jobs, asked.stream_options or StreamOptions())
     # Awaiting the first event here gives a refusal (429, 503) its own status instead of a broken stream.
     try:
         first = await _while_connected(request, anext(events))
@@ -122,23 +121,28 @@ async def _answer(
 
 
 async def _events(
-    service: Service, envelope: Envelope, jobs: Sequence[Job], wants_usage: bool
+    service: Service, envelope: Envelope, jobs: Sequence[Job], options: StreamOptions
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events of an answer: one for each message of the coordinator that brought text, or a token without
     any that is told of."""
     opened: set[int] = set()
     readers = [envelope.extras.reader() for _ in jobs]
     stats: dict[int, Stats] = {}
+    made = [0] * len(jobs)
     try:
         async with aclosing(service.run(jobs)) as chunks:
             async for index, chunk in chunks:
                 if chunk.stats is not None:
                     stats[index] = chunk.stats
+                made[index] += len(chunk.token_ids)
                 said = responses.read(readers[index], chunk)
                 if said or chunk.finish_reason or envelope.extras.wanted:
                     if chunk.finish_reason is not None:
                         chunk = replace(chunk, finish_reason=readers[index].reason(chunk.finish_reason))
-                    body = envelope.chunk(index, chunk, said, opens=index not in opened, counts_usage=wants_usage)
+                    body = envelope.chunk(index, chunk, said, opens=index not in opened)
+                    if options.include_usage:
+                        known = responses.counts(len(jobs[index].prompt), made[index])
+                        body["usage"] = known if options.continuous_usage_stats else None
                     opened.add(index)
                     yield responses.event(body)
     except RequestError as error:
@@ -147,7 +151,7 @@ async def _events(
         # The status is out: the error becomes the last event, and no DONE follows.
         yield responses.event(responses.request_error(error))
         return
-    if wants_usage:
+    if options.include_usage:
         yield responses.event(envelope.usage_chunk([stats[index] for index in range(len(jobs))]))
     yield DONE
 

@@ -68,12 +68,10 @@ class Envelope:
         body = self._body(_OBJECTS[self.kind][1], choices, completions[0].prompt)
         return body | {"usage": self.usage([item.stats for item in completions])}
 
-    def chunk(self, index: int, chunk: Chunk, said: Said, *, opens: bool, counts_usage: bool) -> dict[str, Any]:
-        """A piece of answer `index`, and what it says; opens: its first. counts_usage: a usage chunk will follow the
-        answers."""
+    def chunk(self, index: int, chunk: Chunk, said: Said, *, opens: bool) -> dict[str, Any]:
+        """A piece of answer `index`, and what it says; opens: its first."""
         choice = self._delta(index, chunk, said, opens) if self.kind == "chat" else self._text(index, chunk)
-        body = self._body(_OBJECTS[self.kind][2], [choice], chunk.prompt)
-        return body | {"usage": None} if counts_usage else body
+        return self._body(_OBJECTS[self.kind][2], [choice], chunk.prompt)
 
     def usage_chunk(self, stats: Sequence[Stats]) -> dict[str, Any]:
         return self._body(_OBJECTS[self.kind][2], []) | {"usage": self.usage(stats)}
@@ -83,13 +81,8 @@ class Envelope:
         prompt = sum(item.prompt_tokens for item in stats[:: self.choices])
         completion = sum(item.completion_tokens for item in stats)
         cached = sum(item.cached_tokens or 0 for item in stats[:: self.choices])
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "distspec": _speculation(stats),
-        }
+        details = {"prompt_tokens_details": {"cached_tokens": cached}, "distspec": _speculation(stats)}
+        return counts(prompt, completion) | details
 
     def _body(self, kind: str, choices: list[dict[str, Any]], prompt: PromptReport | None = None) -> dict[str, Any]:
         return {
@@ -151,6 +144,11 @@ class Envelope:
         if prompt is not None and self.extras.token_ids:
             found["prompt_token_ids"] = prompt.token_ids
         return found
+
+
+def counts(prompt: int, completion: int) -> dict[str, Any]:
+    """The part of `usage` that is known while an answer is being made."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def read(reader: Reader, part: Completion | Chunk) -> Said:

@@ -39,6 +39,7 @@ HARMLESS = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "prediction",
     }
@@ -55,13 +56,33 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "reasoning_effort": (None, "none"),
     "web_search_options": (None,),
+    "moderation": (None,),
+    "verbosity": (None, "medium"),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "documents": (None, []),
+    "chat_template": (None,),
+    "include_reasoning": (None, True),
+    "priority": (None, 0),
+    "logits_processors": (None, []),
+    "return_tokens_as_token_ids": (None, False),
+    "cache_salt": (None,),
+    "kv_transfer_params": (None,),
+    "vllm_xargs": (None, {}),
 }
-"""Fields that would change the answer and are not implemented (top_logprobs: not in completions), with the values that
-would not."""
+"""Fields of OpenAI and vLLM that would change the answer and are not implemented (top_logprobs: not in completions),
+with the values that would not."""
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """continuous_usage_stats: every chunk has the counts of its choice so far. include_obfuscation changes nothing."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -201,8 +222,11 @@ def _check(request: GenerationRequest, limits: Limits) -> None:
     if request.model is not None and request.model != limits.model:
         raise ModelNotServed(request.model, [limits.model])
     between("n", request.n, 1, limits.max_n)
-    if request.stream_options is not None and not request.stream:
-        raise InvalidField("stream_options", request.stream_options, "stream=true")
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidField("stream_options", options, "stream=true")
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise InvalidField("stream_options.continuous_usage_stats", True, "include_usage=true")
     _check_sampling(request)
     _check_lengths(request, limits)
     _check_tokens(request, limits)

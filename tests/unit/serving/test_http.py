@@ -13,7 +13,9 @@ from fastapi import FastAPI
 
 from distspec.errors import Overloaded, Unavailable
 from distspec.protocol.values import SamplingParams
+from distspec.serving import schema
 from distspec.serving.http import create_app
+from distspec.serving.schema import ChatRequest, CompletionRequest
 from distspec.serving.service import Service
 from tests.bad_requests import Bad, bad_requests
 from tests.unit.serving.conftest import TableClient
@@ -123,6 +125,37 @@ async def test_streamed_and_whole_answers_are_the_same(
         assert texts[choice["index"]] == text
         assert reasons[choice["index"]] == choice["finish_reason"]
     assert len(whole["choices"]) == n * (2 if path == "/v1/completions" else 1)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_counts_may_come_with_every_chunk(http: httpx.AsyncClient, n: int) -> None:
+    """Of its own choice, as far as that has come."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": ["a", "the quick"], "n": n, "stop": ["x"], "max_tokens": 30, "return_token_ids": True}
+    *chunks, last, _ = await events(http, asked | {"stream_options": options})
+    made: dict[int, int] = {}
+    prompts: dict[int, int] = {}
+    for body in chunks:
+        [choice] = body["choices"]
+        index, usage = choice["index"], body["usage"]
+        made[index] = made.get(index, 0) + len(choice["token_ids"])
+        prompts[index] = usage["prompt_tokens"]
+        assert usage["completion_tokens"] == made[index]
+        assert usage["total_tokens"] == made[index] + prompts[index]
+    assert sum(made.values()) == last["usage"]["completion_tokens"]
+    assert sum(prompts.values()) == last["usage"]["prompt_tokens"] * n
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_fields_that_change_no_answer_are_taken(http: httpx.AsyncClient, path: str) -> None:
+    """Those of others' clients, with the values that ask for nothing."""
+    asked: dict[str, Any] = {"seed": 5, "max_tokens": 9}
+    asked |= {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    known = ChatRequest.__struct_fields__ if "messages" in asked else CompletionRequest.__struct_fields__
+    neutral = {name: values[-1] for name, values in schema.UNSUPPORTED.items() if name not in known}
+    plain = await post(http, asked, path)
+    found = await post(http, asked | neutral | dict.fromkeys(schema.HARMLESS, "x"), path)
+    assert found["choices"] == plain["choices"]
 
 
 async def test_choices_share_a_seed_and_differ(http: httpx.AsyncClient, client: TableClient) -> None:
