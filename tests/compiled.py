@@ -1,0 +1,173 @@
+"""Every Triton kernel of the package, compiled for a GPU that need not be there.
+
+Triton's interpreter forgives what its compiler does not: a name of two types, a loop it cannot unroll, a shape that is
+no power of two. The compiler needs no GPU, only to be told of one. Run as a program, since Triton decides when it is
+imported whether it interprets: `python -m tests.compiled`. Ends with an error where a kernel does not compile, or is
+launched by nothing here.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from distspec import attention, kernels
+from distspec.attention import Places, Span
+from distspec.attention.triton import TritonBackend
+from distspec.kernels.accept import accept_and_move
+from distspec.kernels.activation import silu_mul
+from distspec.kernels.best import best_whole
+from distspec.kernels.edit import add_bias_, mask_, penalize_
+from distspec.kernels.linear import Norm, linear, linear_prepared
+from distspec.kernels.norm import add_rms_norm, rms_norm
+from distspec.kernels.nucleus import draw_nucleus
+from distspec.kernels.pages import gather_pages, scatter_pages
+from distspec.kernels.rolling import make_up, settle, spread
+from distspec.kernels.rope import HeadNorms, rope_and_write
+from distspec.kernels.sample import draw_whole
+from distspec.kernels.tell import tell_whole
+from distspec.kernels.tiles import Tile
+from distspec.kernels.truncate import Limits, kept
+from distspec.kv.pool import KVPool
+from distspec.sampling.edits import IN_PROMPT
+
+HOPPER = GPUTarget("cuda", 90, 32)
+VOCAB = 151936
+ROWS = 5
+GREEDY_BELOW = 1e-5
+
+
+class _Told:
+    """Of a Triton driver what compiling asks."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def only_compile() -> None:
+    """From now on a launch compiles, and computes nothing."""
+    launch: Callable[..., Any] = JITFunction.run
+
+    def compiles(self: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, warmup=True, **options)
+
+    JITFunction.run = compiles
+    driver.set_active(_Told())
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int64)
+
+
+def halves(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def draws() -> None:
+    logits, keys, reals = torch.zeros(ROWS, VOCAB), integers(ROWS, 4), torch.ones(ROWS, 3)
+    temperature, top_p, min_p = reals.unbind(1)
+    limits = Limits(keys[:, 0], top_p, min_p, any_top_k=True, any_top_p=True)
+    stays = kept(logits, temperature, limits, GREEDY_BELOW)
+    for some in (None, stays):
+        draw_whole(logits, temperature, keys[:, 1:], GREEDY_BELOW, some)
+    draw_nucleus(logits, temperature, keys[:, 1:], top_p, min_p, GREEDY_BELOW)
+    best_whole(logits, temperature, keys[:, 1:], GREEDY_BELOW, 5)
+    for most in (0, 20):
+        tell_whole(logits, integers(ROWS), most)
+
+
+def edits() -> None:
+    logits, rows = torch.zeros(ROWS, VOCAB), integers(3)
+    mask_(logits, rows, torch.zeros(3, -(-VOCAB // 32), dtype=torch.int32))
+    add_bias_(logits, rows, rows, integers(4, 7), torch.zeros(4, 7))
+    seen = torch.zeros(4, VOCAB, dtype=torch.int32)
+    for depth in (0, 1, 7):
+        penalize_(logits, rows, rows, integers(3, depth), torch.zeros(4, 3), seen, IN_PROMPT)
+
+
+def rounds() -> None:
+    for stepwise in (False, True):
+        spread(integers(9), integers(9, 3), torch.zeros(9, 3), integers(4), -1, 3, stepwise)
+    settle(integers(9), integers(9, 2), integers(4), integers(4, 3), integers(4, 3))
+    for least in (None, 0, 2**63 + 5):
+        make_up(integers(10, 4), integers(10), VOCAB, least)
+    tree = integers(3, 7)
+    accept_and_move(tree, tree, integers(3, 8), tree, tree, halves(4, 100, 1024))
+
+
+def layers() -> None:
+    x, norm, inputs, outputs = halves(3, 1024), Norm(halves(1024), 1e-6), 1024, 520
+    rms_norm(x, norm.weight, norm.eps)
+    add_rms_norm(x, x, norm.weight, norm.eps)
+    silu_mul(halves(3, 2 * outputs))
+    one, some, shared = Tile(1, 4, 1024, 1, 1, 4), Tile(16, 32, 64, 1, 3, 4), Tile(16, 16, 64, 4, 2, 4)
+    linear(x[:1], halves(outputs, inputs), halves(outputs), norm=norm, shape=one)
+    linear(x, halves(2 * outputs, inputs), gated=True, shape=some)
+    linear(x, halves(outputs, inputs), out_dtype=torch.float32, shape=some)
+    then = Norm(halves(outputs), 1e-6)
+    for shape in (some, shared):
+        _, ready = linear_prepared(x, halves(outputs, inputs), None, halves(3, outputs), then, shape)
+        linear(ready, halves(inputs, outputs), shape=shape)
+    heads, kv_heads, dim = 16, 8, 128
+    qkv, table = halves(3, (heads + 2 * kv_heads) * dim), halves(2, 100, dim)
+    keys, values = halves(2, 50, kv_heads, dim)
+    for norms in (None, HeadNorms(halves(dim), halves(dim), 1e-6)):
+        rope_and_write(qkv, table, integers(3), integers(3), keys, values, norms)
+
+
+def pages() -> None:
+    for values in (0, 1024):
+        data, features = halves(2, 2, 33, 8, 128), halves(33, values)
+        scatter_pages(data, features, integers(7), gather_pages(data, features, integers(7)))
+
+
+def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
+    """A chain that the device plans, and a tree."""
+    pool = KVPool(1, 64, kv_heads, dim, latent=latent, dtype=torch.bfloat16, device=torch.device("cpu"))
+    backend = TritonBackend(pool, 16, heads)
+    places = Places(integers(3, 4), integers(3), integers(2), 0)
+    backend.steps(places, 3)
+    tree = Span([0, 1], 10, 1, ([10], [10, 11]), [9, 10, 11])
+    for plan, rows in ((backend.chains(places, 2), 4), (backend.plan([tree]), 3)):
+        backend.read(plan, 0, halves(rows, heads, dim))
+
+
+def never_compiled() -> list[str]:
+    """Kernels, and what they call, that were in nothing that was compiled."""
+    found = []
+    names = [f"{kernels.__name__}.{module.name}" for module in pkgutil.iter_modules(kernels.__path__)]
+    for name in (*names, f"{attention.__name__}.kernels"):
+        own = [each for each in vars(import_module(name)).values() if isinstance(each, JITFunction)]
+        found += [f"{name}.{each.__name__}" for each in own if each.__module__ == name and each.hash is None]
+    return found
+
+
+def main() -> None:
+    only_compile()
+    draws()
+    edits()
+    rounds()
+    layers()
+    pages()
+    attends(16, 8, 128)
+    attends(16, 1, 576, latent=512)
+    if missed := never_compiled():
+        raise SystemExit(f"launched by nothing here: {missed}")
+
+
+if __name__ == "__main__":
+    main()
