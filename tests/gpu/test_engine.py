@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
 from distspec import config
-from distspec.engine import Engine, Segment
+from distspec.engine import Engine
 from distspec.errors import ConfigError
 from distspec.models import random_model
 from distspec.models.llama import Llama
@@ -17,7 +16,7 @@ from distspec.protocol.values import SamplingParams
 from distspec.sampling import SamplingRows, draw, gumbel, process
 from distspec.sampling.noise import uniform
 from tests.oracle.test_engine import GREEDY, mix_and_check
-from tests.shapes import TINY
+from tests.shapes import TINY, TINY_LATENT
 
 pytestmark = pytest.mark.needs("gpu")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -51,22 +50,24 @@ def test_draws_are_those_of_a_cpu() -> None:
     assert int((kept[0] ^ kept[1]).sum(dim=-1).max()) <= 1
 
 
+@pytest.fixture(scope="module")
+def latent() -> Llama:
+    return random_model(TINY_LATENT, seed=5, dtype=torch.float32, device=CUDA)
+
+
+@pytest.mark.parametrize("kind", ["model", "latent"])
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("seed", range(4))
-def test_any_mix_draws_what_plain_sequences_draw(model: Llama, page_size: int, seed: int) -> None:
+def test_any_mix_draws_what_plain_sequences_draw(
+    kind: str, page_size: int, seed: int, request: pytest.FixtureRequest
+) -> None:
+    model: Llama = request.getfixturevalue(kind)
     mix_and_check(model, random.Random(seed), page_size, sampled=bool(seed % 2), edited=seed > 1)
 
 
-def test_the_pool_takes_what_is_left_of_the_share() -> None:
-    shape = replace(TINY, num_layers=16, num_heads=8, num_kv_heads=8, head_dim=64, max_position=8192)
-    model = random_model(shape, seed=5, dtype=torch.bfloat16, device=CUDA)
-    _, total = torch.cuda.mem_get_info()
-    with pytest.raises(ConfigError, match="gpu_memory_utilization"):
-        Engine(model, config.Engine(gpu_memory_utilization=1e-4), device=CUDA)
-    before = torch.cuda.memory_allocated()
-    engine = Engine(model, config.Engine(gpu_memory_utilization=0.1, max_num_seqs=4096), device=CUDA)
-    assert 0.05 * total < torch.cuda.memory_allocated() - before < 0.1 * total
-    slot = engine.open([1], GREEDY)
-    engine.reserve(slot, 64)
-    assert engine.step([Segment(slot, tuple(range(40)))])[0].root is not None
+def test_a_pool_without_a_size_is_refused_and_one_with_a_size_can_be_measured(model: Llama) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.num_pages"):
+        Engine(model, config.Engine(), device=CUDA)
+    engine = Engine(model, config.Engine(num_pages=40), device=CUDA)
+    assert engine.capacity == 40 * engine.page_size
     assert len(engine.measure()) == 5

@@ -76,10 +76,12 @@ def test_two_workers_that_start_at_once_share_a_gpu_by_fractions() -> None:
     before = _used()
     ends = [processes.Pipe() for _ in SHARES]
     running = [
-        processes.Process(target=worker, args=(share, end)) for share, (_, end) in zip(SHARES, ends, strict=True)
+        processes.Process(target=worker, args=(share, end), daemon=True)
+        for share, (_, end) in zip(SHARES, ends, strict=True)
     ]
-    for process in running:
+    for process, (_, end) in zip(running, ends, strict=True):
         process.start()
+        end.close()  # or a worker that breaks would be waited for
     found: list[tuple[int, int, int]] = [ours.recv() for ours, _ in ends if ours.poll(300)]
     used = _used() - before
     for ours, _ in ends:
