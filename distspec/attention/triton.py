@@ -54,7 +54,8 @@ _LATENT_HALF = (
 )
 _LATENT_FULL = (_Shape(16, 16, 4, 1, 1, 4, 128), _Shape(32, 16, 8, 1, 1, 4, 128))
 """For latents of 512 + 64 numbers: 64 lanes take half the registers of a multiprocessor for their sums alone, and with
-two blocks of 64 latents nearly all of its shared memory. Chosen by these sizes; not measured yet."""
+two blocks of 64 latents nearly all of its shared memory. Compiled for Hopper, no walk over whole blocks spills
+registers; the last block of 64 lanes, which is masked, does. Not measured yet."""
 
 _SHAPES: dict[tuple[bool, bool], tuple[_Shape, ...]] = {
     (False, False): _HALF,

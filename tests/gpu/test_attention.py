@@ -36,6 +36,23 @@ def test_triton_too(page_size: int, dim: int, heads: tuple[int, int], dtype: tor
         compare(TritonBackend, seed, page_size, heads, random.Random(seed).choices(SIZES, k=4), CUDA, dtype, dim)
 
 
+@pytest.mark.parametrize("backend", [SdpaBackend, TritonBackend])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("page_size", "heads"), [(1, 6), (4, 16), (16, 40), (64, 128)])
+@pytest.mark.parametrize("latent", [(576, 512), (50, 32)])
+def test_heads_share_latents(
+    backend: type[SdpaBackend] | type[TritonBackend],
+    page_size: int,
+    heads: int,
+    latent: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """128 heads are two groups, or four in float32."""
+    for seed in range(3):
+        sizes = random.Random(seed).choices(SIZES, k=4)
+        compare(backend, seed, page_size, (heads, 1), sizes, CUDA, dtype, *latent)
+
+
 @pytest.mark.needs("flash")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("page_size", "dim", "heads"), [(16, 64, (6, 2)), (16, 128, (16, 8)), (64, 128, (8, 1))])

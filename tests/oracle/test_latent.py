@@ -22,13 +22,12 @@ from tests import matrix
 from tests.matrix import CPU, GREEDY, PAGES, REQUESTS, SHAPE, Answers, Cell, name, serve
 from tests.oracle.test_engine import mix_and_check
 from tests.oracle.test_matrix import check_that_all_took_part
-from tests.shapes import SHARED, TINY
+from tests.shapes import TINY_LATENT
 from tests.teacher import plain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KEPT = {"num_kv_heads": 1, "head_dim": SHARED.rank + SHARED.rope_dim, "latent": SHARED}
-LATENT = replace(SHAPE, model_type="deepseek_v3", **KEPT)
+LATENT = replace(TINY_LATENT, model_type="deepseek_v3", vocab_size=SHAPE.vocab_size, max_position=SHAPE.max_position)
 
 CELLS = [
     Cell("ar", 0, "layers", True, 16),
@@ -54,7 +53,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Llama:
 
 @pytest.fixture(scope="module")
 def tiny() -> Llama:
-    return random_model(replace(TINY, model_type="deepseek_v2", **KEPT), seed=5, dtype=torch.float32, device=CPU)
+    return random_model(TINY_LATENT, seed=5, dtype=torch.float32, device=CPU)
 
 
 @pytest.fixture(scope="module")
