@@ -54,7 +54,7 @@ class Rejection:
         tokens, laws = propose(logits, rows, list(lengths))
         scores = laws.gather(1, tokens[:, None])[:, 0].log()
         found = zip(tokens.tolist(), scores.tolist(), laws, strict=True)
-        return [Guesses(((token, score),), law) for token, score, law in found]
+        return [Guesses(((token, score),), law) if score > -math.inf else Guesses(()) for token, score, law in found]
 
     def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:
         chains = list(_chains(segments))

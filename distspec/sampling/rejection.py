@@ -117,9 +117,9 @@ def block(p: Tensor, q: Tensor, coins: Tensor, drafts: Drafts) -> tuple[Tensor, 
 
 
 def _ratios(p: Tensor, q: Tensor, drafts: Drafts) -> Tensor:
-    """float32 [n]: p / q of each draft. It was drawn from q, which is above 0 there."""
-    tokens = drafts.tokens[:, None]
-    return (p.gather(1, tokens) / q.gather(1, tokens))[:, 0]
+    """float32 [n], finite: p / q of each draft; 0 where it can not have been drawn from q, so that it is refused."""
+    p, q = (law.gather(1, drafts.tokens[:, None])[:, 0] for law in (p, q))
+    return torch.where(q > 0, p / q, 0.0).clamp_(max=torch.finfo(p.dtype).max)
 
 
 def judge(logits: Tensor, rows: SamplingRows, drafts: Drafts, rule: Rule) -> Tensor:
@@ -148,7 +148,8 @@ def propose(logits: Tensor, rows: SamplingRows, lengths: Sequence[int]) -> tuple
     """A draft after each row, drawn with noise that the target does not use.
 
     logits: float32 [rows, vocab], of the drafter. lengths: of the committed texts below which they hang; drafts of one
-    place after another length are drawn anew. Returns tokens int64 [rows] and laws float32 [rows, vocab].
+    place after another length are drawn anew. Returns tokens int64 [rows] and laws float32 [rows, vocab]. Where nothing
+    is allowed, as of a drafter that knows none of the tokens that a mask leaves, the law is 0, the token means nothing.
     """
     laws = distribution(logits, rows)
     start = torch.tensor(lengths, dtype=torch.int64, device=logits.device)
@@ -158,10 +159,12 @@ def propose(logits: Tensor, rows: SamplingRows, lengths: Sequence[int]) -> tuple
 
 
 def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """float32 [rows, vocab]: what `draw` draws from. Of a greedy row all lies on one token."""
+    """float32 [rows, vocab]: what `draw` draws from. Of a greedy row all lies on one token, and 0 everywhere if all
+    logits are -inf."""
     likeliest = logits.argmax(dim=-1)
+    nothing = logits.gather(1, likeliest[:, None]) == -torch.inf
     laws = processed(logits, rows, likeliest).softmax(dim=-1)
-    if len(rows.sampled) == len(logits):
-        return laws
-    is_greedy = rows.temperature < GREEDY_BELOW
-    return torch.where(is_greedy[:, None], F.one_hot(likeliest, logits.shape[1]).to(laws.dtype), laws)
+    if len(rows.sampled) < len(logits):
+        is_greedy = rows.temperature < GREEDY_BELOW
+        laws = torch.where(is_greedy[:, None], F.one_hot(likeliest, logits.shape[1]).to(laws.dtype), laws)
+    return laws.masked_fill_(nothing, 0.0)

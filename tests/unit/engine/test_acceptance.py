@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from distspec import config
@@ -101,7 +102,10 @@ def pairs(params: SamplingParams) -> dict[tuple[int, ...], float]:
 
 def after(path: tuple[int, ...], params: SamplingParams) -> list[float]:
     rows = SamplingRows.of([params], [0], CPU)
-    law: list[float] = distribution(logits(target(), [*PROMPT, *path])[-1:], rows)[0].tolist()
+    scores = logits(target(), [*PROMPT, *path])[-1:].clone()
+    allowed = set(params.allowed_token_ids or range(scores.shape[1]))
+    scores[:, [token for token in range(scores.shape[1]) if token not in allowed]] = -torch.inf
+    law: list[float] = distribution(scores, rows)[0].tolist()
     return law
 
 
@@ -110,8 +114,27 @@ def after(path: tuple[int, ...], params: SamplingParams) -> list[float]:
 def test_what_is_drawn_is_distributed_as_the_target_says(acceptance: str, kind: str, budget: int) -> None:
     """Also where steps have so few rows that rounds are judged in parts."""
     params = SamplingParams(max_tokens=6, temperature=1.2, top_k=4)
+    assert deviation(kind, acceptance, params, budget) < SOUND
+
+
+@pytest.mark.parametrize(("kind", "known"), [("eagle3", 0), ("eagle3", 1), ("dflash, own head", 0)])
+@pytest.mark.parametrize("acceptance", ["ratio", "block"])
+def test_so_it_is_where_a_list_leaves_the_drafter_no_token(acceptance: str, kind: str, known: int) -> None:
+    """Or only one, of the few that it knows: it guesses that, or nothing."""
+    ids = made(kind).weights["ids"].tolist()
+    unknown = [token for token in range(made(kind).config.vocab_size) if token not in ids]
+    allowed = (*unknown[:3], *ids[:known])
+    params = SamplingParams(max_tokens=6, temperature=1.2, allowed_token_ids=allowed)
+    outputs, accepted = serve(kind, acceptance, seeds(4, params))
+    assert set().union(*outputs) <= set(allowed)
+    assert bool(accepted) == bool(known)
+    assert deviation(kind, acceptance, params) < SOUND
+
+
+def deviation(kind: str, acceptance: str, params: SamplingParams, budget: int = 128) -> float:
+    """How much farther outputs of 256 seeds are from the exact distribution than chance has them, in its deviations."""
     seen: Counter[tuple[int, ...]] = Counter()
     for first in range(0, 256, SLOTS):
         outputs, _ = serve(kind, acceptance, [replace(params, seed=first + i) for i in range(SLOTS)], budget=budget)
         seen.update(tuple(output[1:3]) for output in outputs)
-    assert abs(g_test(seen, pairs(params))) < SOUND
+    return g_test(seen, pairs(params))

@@ -188,6 +188,54 @@ def test_neighbours_do_not_matter_and_greedy_rows_are_plain(data: st.DataObject)
         start += steps + 1
 
 
+FINITE = st.floats(-(2.0**99), 2.0**99, width=32) | st.floats(-9, 9, width=32)
+SCORES = FINITE | st.sampled_from([0.0, -1e-40, 2.0**99, -torch.inf])
+ROW = st.lists(SCORES, min_size=VOCAB, max_size=VOCAB) | st.just([-torch.inf] * VOCAB)
+LAWS = st.builds(
+    SamplingParams,
+    max_tokens=st.just(9),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.01, 0.8, 2.0]),
+    top_k=st.sampled_from([0, 1, 3]),
+    top_p=st.sampled_from([1.0, 0.9, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.3, 1.0]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), LAWS, LAWS)
+def test_whatever_is_masked_laws_are_laws_and_what_is_drawn_is_allowed(
+    data: st.DataObject, ours: SamplingParams, theirs: SamplingParams
+) -> None:
+    """Scores as extreme as penalties make them; a mask may leave the drafter nothing at all, and the target one token.
+    The drafter's parameters need not be the target's."""
+    rule, steps = RULES[data.draw(st.sampled_from(sorted(RULES)))], data.draw(st.integers(1, 3))
+    guessed = torch.tensor(data.draw(st.lists(ROW, min_size=steps + 1, max_size=steps + 1)))
+    wanted = guessed[data.draw(st.permutations(range(steps + 1)))].clone()
+    for row in wanted:
+        row[data.draw(st.integers(0, VOCAB - 1))] = data.draw(FINITE)
+    rows, drafted = (SamplingRows.of([of] * (steps + 1), range(steps + 1), CPU) for of in (ours, theirs))
+    tokens, laws = propose(guessed, drafted, [0] * (steps + 1))
+    nothing = (guessed == -torch.inf).all(dim=-1)
+    assert torch.allclose(laws.sum(dim=-1), 1.0 - nothing.float())
+    assert bool((laws[guessed == -torch.inf] == 0).all())
+    assert bool((laws.gather(1, tokens[:, None])[:, 0] > 0).equal(~nothing))
+    found = judge(wanted, rows, Drafts.of([Chain(0, tokens[:steps].tolist(), list(laws[:steps]))]), rule)
+    walked = 1 + int((found == tokens)[:steps].long().cumprod(dim=0).sum())
+    assert bool((distribution(wanted, rows).gather(1, found[:, None])[:walked] > 0).all())
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_draft_that_can_not_have_been_drawn_is_refused_and_costs_nothing(rule: Rule) -> None:
+    """What comes in its place is drawn from the whole of the target's distribution."""
+    texts: list[Text] = [()] * REQUESTS
+    rows = rows_of(PARAMS["plain"], texts)
+    drafts = Drafts.of([Chain(i, [0], [torch.zeros(VOCAB)]) for i in range(REQUESTS)])
+    found = Counter(judge(target(texts), rows, drafts, rule).tolist())
+    law = distribution(target([()]), rows_of(PARAMS["plain"], [()]))[0].tolist()
+    assert abs(g_test(Counter({(t,): n for t, n in found.items()}), {(t,): q for t, q in enumerate(law)})) < SOUND
+
+
 def test_a_drafter_may_know_fewer_tokens() -> None:
     """Its laws end where the tokens begin that it does not know."""
     texts, few = list[Text]([()] * 50), 5
