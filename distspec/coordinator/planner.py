@@ -216,12 +216,18 @@ class _Advisor:
             advice = self._best()
 
     def _factor(self, advice: Advice) -> float:
-        """What a promise is multiplied with. Sizes that were not tried share half of what is known of the policy."""
+        """What a promise is multiplied with. Sizes that were not tried share what is known of others of the policy: the
+        more, the nearer these are and the oftener they were measured."""
         if advice in self._measured:
             return self._measured[advice][1]
-        tried = [found for one, found in self._measured.items() if one.policy == advice.policy]
+        tried = [
+            (count / (1.0 + _apart(one.sizes, advice.sizes)), ratio)
+            for one, (count, ratio) in self._measured.items()
+            if one.policy == advice.policy
+        ]
         if tried:
-            return math.sqrt(sum(count * ratio for count, ratio in tried) / sum(count for count, _ in tried))
+            logs = sum(weight * math.log(ratio) for weight, ratio in tried)
+            return math.exp(logs / (1.0 + sum(weight for weight, _ in tried)))
         if advice == self._plain:
             return 1.0
         return CREDIT if self._values[advice] > CLEARLY * self._values[self._plain] else 1 / CREDIT
@@ -231,6 +237,12 @@ class _Advisor:
         tried = Counter(advice.policy for advice in self._measured)
         some = (one for one in self._values if one in self._measured or tried[one.policy] < TRIED)
         return max(some, key=lambda advice: self._values[advice] * self._factor(advice))
+
+
+def _apart(one: Sizes, other: Sizes) -> float:
+    """How many doublings lie between two sizes, over all that candidates differ in."""
+    fields = ("steps", "topk", "nodes", "lookahead", "early")
+    return sum(abs(math.log2(max(1, getattr(one, name)) / max(1, getattr(other, name)))) for name in fields)
 
 
 class Planner:

@@ -136,7 +136,7 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     """Sizes worth comparing: a grid that is fine where little things matter.
 
     Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already; `bvsp` a
-    whole bush, where rows cost little.
+    whole bush, where rows cost little, and sends the second verifier off early, where several requests share it.
     """
     steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
     if policy == "pearl":
@@ -152,9 +152,10 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
     elif policy in ("ssd", "bvsp"):
         for k in (k for k in ((2, 4, 6) if policy == "ssd" else (1, 2, 4)) if k <= most.steps):
-            for nodes, ahead in ((2 * k, 2), (4 * k, 2)) if policy == "ssd" else ((4 * k, 4), (64, 2)):
+            lone, pair = ((2 * k, 2, 16), (4 * k, 2, 16)), ((4 * k, 2, 8), (4 * k, 4, 16), (64, 2, 16))
+            for nodes, ahead, early in lone if policy == "ssd" else pair:
                 sizes = replace(most, nodes=min(nodes, most.nodes), lookahead=min(ahead, most.lookahead))
-                yield replace(sizes, steps=k, topk=1)
+                yield replace(sizes, steps=k, topk=1, early=min(early, most.early))
             if most.topk > 1:
                 yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=min(2, most.lookahead))
 
