@@ -27,7 +27,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 class Params(TypedDict, total=False):
     """How to generate; fields mean what they mean over HTTP. policy and num_speculative_tokens: speculation.
 
-    logprobs: how many of the likeliest tokens are reported at each token of the answer, also of a chat.
+    logprobs: how many of the likeliest tokens are reported at each token of the answer, also of a chat. tools and what
+    follows it: of a chat. Calls of tools are told as the model writes them, in the text (as vLLM's LLM.chat has it).
     """
 
     max_tokens: int
@@ -54,6 +55,9 @@ class Params(TypedDict, total=False):
     echo: bool
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
     policy: str
     num_speculative_tokens: int
 

@@ -8,10 +8,14 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from distspec.errors import FleetError, InvalidField, Overloaded
+from distspec.constraints.trial import Trials
+from distspec.errors import FleetError, InvalidField, Overloaded, RequestError
 from distspec.serving.driver import Driver
+from distspec.serving.limits import Limits
 from distspec.serving.service import Service
+from distspec.serving.text import Text
 from tests.unit.serving.conftest import TableClient
+from tests.words import byte_level
 
 
 @asynccontextmanager
@@ -48,6 +52,25 @@ def test_a_chat_is_one_prompt(driver: Driver, client: TableClient) -> None:
     [two] = driver.generate([messages], max_tokens=4, seed=1)
     [ids] = driver.generate(list(client.submitted[0][0]), max_tokens=4, seed=1)
     assert one.token_ids == two.token_ids == ids.token_ids
+
+
+def test_a_chat_may_offer_tools_and_ask_for_calls(client: TableClient, limits: Limits, trials: Trials) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{{ tools | map(attribute='function.name') | join(' ') }}{{ messages[0].content }}"
+    service = Service(client, Text(tokenizer), limits, trials)
+    with Driver(opened(service, []), streams=3) as driver:
+        driver.generate(messages, max_tokens=4, tools=[tool])
+        driver.generate(messages, max_tokens=4, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+        with pytest.raises(RequestError) as caught:
+            driver.generate("a text", tools=[tool])
+    assert caught.value.field == "tools"
+    (offered, free, _), (_, held, _) = client.submitted
+    assert tokenizer.decode(offered) == "clockhi"
+    assert free.constraint is None
+    assert held.constraint is not None
+    assert "maxItems" in held.constraint.text
 
 
 def test_logprobs_are_a_number_for_texts_and_chats(driver: Driver, client: TableClient) -> None:
