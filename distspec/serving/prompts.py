@@ -1,6 +1,6 @@
 """What the model is to go on from: texts, token ids, or the turns of a chat.
 
-Knows the JSON of `prompt` and `messages`. Does not know tokenizers or templates.
+Knows the JSON of `prompt` and `messages`, and what a request tells its template. Does not know tokenizers or templates.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from typing import Any
 
 from distspec.errors import InvalidField
 from distspec.serving.limits import Limits, check_length, token_ids, valid_text
+from distspec.serving.schema import ChatRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+RESERVED = frozenset(
+    {
+        *("self", "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs"),
+    }
+)
+"""What rendering a template takes for itself (`apply_chat_template` of transformers)."""
 _OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 """What a message of a role may hold beside its content; the template is told of it."""
 
@@ -67,6 +76,18 @@ def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, Any]]:
         # `developer` is OpenAI's newer name for `system`; templates do not know it.
         found.append({"role": "system" if role == "developer" else role, "content": content, **own})
     return found
+
+
+def template_options(request: ChatRequest) -> dict[str, Any]:
+    """What the chat template is told beside turns and tools. Raises InvalidField."""
+    found = request.chat_template_kwargs or {}
+    for name in found:
+        if name in RESERVED:
+            raise InvalidField(f"chat_template_kwargs.{name}", found[name], "nothing; it is set from elsewhere")
+    valid_text("chat_template_kwargs", json.dumps(found, ensure_ascii=False))
+    continues = bool(request.continue_final_message)
+    begins = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    return {**found, "add_generation_prompt": begins, "continue_final_message": continues}
 
 
 def _calls(field: str, calls: object) -> list[dict[str, Any]]:

@@ -62,8 +62,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "length_penalty": (None, 1.0),
     "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
     "documents": (None, []),
     "chat_template": (None,),
     "include_reasoning": (None, True),
@@ -140,6 +138,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """tools, tool_choice, parallel_tool_calls: see serving.tools.
 
+    chat_template_kwargs: what else the chat template is told. add_generation_prompt: it ends with the beginning of the
+    assistant's turn; continue_final_message: instead, the answer goes on with the last message.
+
     logprobs: report those of the answer's tokens, and of the top_logprobs likeliest tokens beside each.
     """
 
@@ -147,6 +148,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -227,6 +231,8 @@ def _check(request: GenerationRequest, limits: Limits) -> None:
         raise InvalidField("stream_options", options, "stream=true")
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise InvalidField("stream_options.continuous_usage_stats", True, "include_usage=true")
+    if isinstance(request, ChatRequest) and request.continue_final_message and request.add_generation_prompt:
+        raise InvalidField("continue_final_message", True, "add_generation_prompt=false")
     _check_sampling(request)
     _check_lengths(request, limits)
     _check_tokens(request, limits)

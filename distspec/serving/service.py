@@ -88,7 +88,8 @@ class Service:
         """Jobs of the n choices of a conversation. Raises InvalidField."""
         turns = prompts.turns(request.messages, self.limits)
         self._check_streams("n", 1, request)
-        prompt = await asyncio.to_thread(self.text.chat, turns, tools.offered(request))
+        options = prompts.template_options(request)
+        prompt = await asyncio.to_thread(self.text.chat, turns, tools.offered(request), options)
         return await self._jobs(request, [("messages", prompt)])
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:

@@ -71,21 +71,24 @@ class Text:
         known = [_BYTE_LEVEL.get(char) for char in name]
         return bytes(byte for byte in known if byte is not None) if None not in known else once.encode()
 
-    def chat(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Tokens of a conversation (role and content of each turn), up to where the assistant speaks, as a template has
-        it that is also told of tools.
+    def chat(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Tokens of a conversation (role and content of each turn), as the chat template has it, which is also told of
+        tools and options; up to where the assistant speaks, unless these say otherwise.
 
         Raises InvalidField if there is no chat template, or it does not take these turns.
         """
-        import jinja2
-
         if not self._tokenizer.chat_template:
             raise InvalidField("messages", "a conversation", "a model with a chat template (or use /v1/completions)")
         try:
             text = self._tokenizer.apply_chat_template(
-                turns, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+                turns, tools=list(tools) or None, tokenize=False, **{"add_generation_prompt": True, **(options or {})}
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program, and fails in its own ways on what it is given
             raise InvalidField("messages", turns, f"what the chat template takes: {error}") from None
         # The template spells its own special tokens.
         return self.encode(str(text), add_special_tokens=False)

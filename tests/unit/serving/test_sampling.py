@@ -107,7 +107,7 @@ def test_every_parameter_arrives(service: Service, body: dict[str, Any], prompt:
         assert params.allowed_token_ids == tuple(sorted(asked("allowed_token_ids", [])))
         assert params.stop_token_ids == tuple(sorted(stops))
         of_prompt = asked("prompt_logprobs", count if asked("echo", False) else None)
-        assert (params.logprobs, params.prompt_logprobs) == (count, of_prompt)
+        assert (params.logprobs, params.prompt_logprobs) == (count, None if params.choice else of_prompt)
         stop = asked("stop", [])
         assert job.stops == ((stop,) if isinstance(stop, str) else tuple(stop))
         assert job.include_stop == asked("include_stop_str_in_output", False)
