@@ -6,19 +6,22 @@ import json
 from typing import Any, get_args, get_type_hints
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
 from distspec.config import Server
 from distspec.constraints import Matcher
 from distspec.errors import InvalidField
+from distspec.protocol.values import Constraint
 from distspec.serving import prompts, schema, tools
 from distspec.serving.http import create_app
 from distspec.serving.limits import Limits
 from distspec.serving.schema import ChatRequest
 from distspec.serving.service import Service
 from distspec.serving.text import Text
-from tests.spelling import encode, end_id, grammars
+from tests.schemas import SCHEMAS
+from tests.spelling import encode, end_id, grammars, walk
 from tests.unit.serving.conftest import TableClient
 from tests.unit.serving.test_http import HealthyFleet
 from tests.words import byte_level
@@ -96,6 +99,33 @@ def test_required_calls_are_a_list_of_any_of_the_tools(limits: Limits) -> None:
     one = ask(limits, tool_choice="required", parallel_tool_calls=False)
     assert allows(one, f"[{stop}]")
     assert not allows(one, f"[{stop},{point}]")
+
+
+OBJECTS = [name for name, schema in SCHEMAS.items() if schema.get("type") == "object"] + ["linked list", "tree"]
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_arguments_are_what_the_function_says_however_the_call_comes(name: str, limits: Limits) -> None:
+    """Random answers that the constraint lets through, read as answers are."""
+    function = tool("f/1", parameters=SCHEMAS[name], strict=True)
+    ways: list[tuple[Any, str | None]] = [({"type": "function", "function": {"name": "f/1"}}, None), ("required", None)]
+    for asked, parser in [*ways, *(("auto", parser) for parser in tools.STYLES)]:
+        found = tools.choice(ask(limits, tools=[function], tool_choice=asked, parallel_tool_calls=False))
+        constraint = found.constraint(parser)
+        assert constraint is not None
+        said = found.reader(parser)().push(walk(called(constraint), 0), last=True)
+        assert {call.name for call in said.calls} == {"f/1"}
+        arguments = json.loads("".join(call.arguments for call in said.calls))
+        jsonschema.Draft202012Validator(SCHEMAS[name]).validate(arguments)
+
+
+def called(constraint: Constraint) -> Constraint:
+    """Of free text with calls, the calls."""
+    if constraint.kind != "structural_tag":
+        return constraint
+    tag = json.loads(constraint.text)
+    tag["format"]["at_least_one"] = True
+    return Constraint(kind="structural_tag", text=json.dumps(tag))
 
 
 @pytest.mark.parametrize(
@@ -271,3 +301,21 @@ async def test_what_is_echoed_is_content(stream: bool, client: TableClient, limi
 def test_every_parser_of_the_configuration_is_there() -> None:
     names, _ = get_args(get_type_hints(Server)["tool_call_parser"])
     assert set(get_args(names)) == tools.STYLES.keys()
+
+
+async def test_strict_tools_constrain_what_the_model_is_free_to_say(
+    client: TableClient, service: Service, client_of: openai.AsyncOpenAI
+) -> None:
+    say(client, service, "no")
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9}
+    await client_of.chat.completions.create(**asked, tools=STRICT)
+    await client_of.chat.completions.create(**asked, tools=TOOLS)
+    strict, free = (params.constraint for _, params, _ in client.submitted)
+    assert strict is not None
+    assert (strict.kind, free) == ("structural_tag", None)
+    bad = [tool("a", strict=True, parameters={"type": "object", "properties": {"x": {"not": {}}}})]
+    with pytest.raises(openai.BadRequestError) as error:
+        await client_of.chat.completions.create(**asked, tools=bad)
+    assert error.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="one constraint"):
+        await client_of.chat.completions.create(**asked, tools=STRICT, response_format={"type": "json_object"})
