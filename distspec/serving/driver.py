@@ -58,6 +58,9 @@ class Params(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
     policy: str
     num_speculative_tokens: int
 
