@@ -28,7 +28,7 @@ _TAG = 0
 _NAP_S = 2e-5
 _AWAKE_S = 2e-3
 _LINK_S = 30.0
-"""In which NCCL links two ends, at least: a process's first time takes seconds."""
+"""For NCCL to link two ends that have met: a process's first time takes seconds."""
 _ABORT_S = 10.0
 _dist: Any = dist
 
@@ -173,8 +173,9 @@ class Nccl:
 
     def _launch(self, operation: Callable[[list[Tensor], int, int], Any], tensor: Tensor) -> Pending:
         begin = partial(self._begin, operation, tensor)
-        # The first operation links the two ends, and there NCCL waits without end for a peer that died on its way.
-        done = begin() if self._is_linked else within(max(self._timeout_s, _LINK_S), begin)
+        # The first operation links the two ends, and there NCCL waits without end for a peer that died on its way. The
+        # store gives up before: its connection is this thread's again then.
+        done = begin() if self._is_linked else within(self._timeout_s + _LINK_S, begin)
         self._is_linked = True
 
         def wait(kept: Tensor = tensor) -> None:
