@@ -158,6 +158,24 @@ def test_a_revoked_lease_goes_on_elsewhere_with_the_same_tokens(steps: int) -> N
         assert [*tokens, *rest] == plain(PROMPT, SEEDED)
 
 
+def test_a_round_that_is_cut_after_its_root_was_judged_is_ended_and_loses_no_outcome() -> None:
+    """Its nodes do not fit into one step, so a Revoke may come between two."""
+    late: list[int] = []
+    for steps in range(12):
+        subject = desk(engine(page_size=4), Guess(oracle), budget=3)
+        subject.receive(lease(1, PROMPT, SEEDED, drafts=4))
+        replies = [reply for _ in range(steps) for reply in subject.step()]
+        *last, revoked = subject.receive(Revoke(request=1, epoch=2))
+        tokens = stream([*replies, *last], 1)
+        assert isinstance(revoked, Revoked)
+        assert revoked.length == len(tokens)
+        assert tokens == plain(PROMPT, SEEDED)[: len(tokens)]
+        late += [len(reply.tokens) for reply in last if isinstance(reply, Progress)]
+        subject.check()
+    assert late, "some round was cut"
+    assert max(late) > 1, "and what was accepted of it by then was kept"
+
+
 def test_a_drafter_that_breaks_costs_no_tokens() -> None:
     def broken(row: DraftRow, text: tuple[int, ...]) -> Proposal:
         if len(text) > 15:
