@@ -150,7 +150,10 @@ def _logits(rows: int, vocab: int, device: torch.device) -> Tensor:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether this, or what it came from, is that: a capture that fails ends with an error of its own."""
+    """Whether this, or what it came from, is that: a capture that fails ends with an error of its own. The driver and
+    Triton, who need memory of the device for graphs and kernels, only say so."""
     while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
+        if isinstance(error, RuntimeError) and "out of memory" in str(error):
+            return True
         error = error.__context__
     return error is not None

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from distspec.config import Config
+from distspec.engine.graphs import is_out_of_memory
 from distspec.engine.sizing import ran_out
 from distspec.protocol.messages import Hello
 from distspec.transfer.meeting import Place
@@ -53,7 +54,9 @@ def build(config: Config, worker: str, threads: int, later: Callable[[Later], No
             work, hello = draft_work(config, worker, device, later)
         else:
             work, hello, place = target_work(config, worker, device, later)
-    except torch.cuda.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if device.type != "cuda" or not is_out_of_memory(error):
+            raise
         raise ran_out(device, config.engine) from error
     hello = msgspec.structs.replace(hello, fingerprint=fingerprint(config, device), node=node_address())
     return Built(work, hello, place, begin)
