@@ -8,10 +8,12 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.protocol.messages import Drop, Fault, Freed, Lease, Progress, Revoke, Revoked
 from distspec.protocol.values import ROOT, Node, SamplingParams
+from distspec.rounds import Reply
 from distspec.rounds.round import accept
 from tests.desks import (
     GREEDY,
@@ -86,6 +88,22 @@ def test_a_drafter_that_is_right_saves_steps_and_says_so() -> None:
 
     assert steps("none") == steps("wrong") == SEEDED.max_tokens
     assert steps("oracle") == steps("same model") == SEEDED.max_tokens // 4
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize(("name", "overlap"), [("oracle", False), ("same model", False), ("same model", True)])
+def test_drafts_are_judged_where_they_belong_whoever_comes_and_goes(name: str, overlap: bool, drafts: int) -> None:
+    """A drafter that is right is always right, in a batch whose requests begin and end at different times."""
+    subject, replies = desk(engine(), DRAFTERS[name](), overlap=overlap), list[Reply]()
+    for request, (prompt, length) in enumerate([((7,), 9), (PROMPT, 40), ((9, 2), 21), (PROMPT[:5], 5), ((4,), 30)]):
+        params = replace(SEEDED if request % 2 else GREEDY, max_tokens=length, seed=request)
+        replies += subject.receive(lease(request, prompt, params, drafts=drafts))
+        for _ in range(2):
+            replies += subject.step()
+    replies += run(subject)
+    rounds = [reply for reply in replies if isinstance(reply, Progress)]
+    assert sum(sum(reply.accepted) for reply in rounds) > 50 * drafts / (drafts + 1)
+    assert all(reply.accepted == reply.drafted for reply in rounds)
 
 
 def test_progress_counts_what_was_drafted_and_what_of_it_was_emitted() -> None:
