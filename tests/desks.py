@@ -17,7 +17,7 @@ from distspec.drafters.standalone import StandaloneDrafter
 from distspec.engine import Engine, Flight
 from distspec.models import random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import Extend, Lease, Progress
+from distspec.protocol.messages import Extend, Lease, Progress, Verdict
 from distspec.protocol.values import ROOT, SamplingParams, Shape, finish_reason
 from distspec.rounds import Desk, Reply
 from distspec.sampling import SamplingRows, draw
@@ -94,6 +94,15 @@ def standalone(seed: int, page_size: int = 4, num_pages: int | None = None) -> S
         max_scratch_nodes=64,
         max_model_len=SHAPE.max_position,
     )
+
+
+def answer(subject: Desk, message: Extend) -> Verdict:
+    """The one reply to a message, once it is computed."""
+    replies = [*subject.receive(message), *run(subject)]
+    [verdict] = replies
+    assert isinstance(verdict, Verdict)
+    assert verdict.task == message.task
+    return verdict
 
 
 def guard(of: Desk) -> None:
