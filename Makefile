@@ -46,11 +46,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests of real actors want the machine for themselves; the others are one process each and share it.
+# One process begins with the tests of real actors, the other with the rest (tests/conftest.py).
 test: lint
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/pytest tests/ray
-	$(BIN)/pytest --ignore=tests/ray --numprocesses=2
+	$(BIN)/pytest --numprocesses=2
 else
 	$(BIN)/pytest $(ARGS)
 endif

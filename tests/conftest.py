@@ -1,8 +1,11 @@
-"""What every test shares: the marker `needs` and nothing else.
+"""What every test shares: the marker `needs`, and how tests are spread over processes.
 
 `@pytest.mark.needs("curl", "gpu")` names what a test cannot do without. Where it is missing the test is
 skipped and says so; where the environment's REQUIRE names it (as .ci/run does), it fails instead, so that a
 green run there means that the test ran.
+
+`pytest -n 2` gives all of tests/ray to one process, which begins with them and does one after the other: they have one
+cluster, and wait more than they compute. The other one does the rest, until both share what is left.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # A test states what holds, not how fast this machine is while others use it.
 hypothesis.settings.register_profile("distspec", deadline=None)
@@ -23,6 +28,9 @@ hypothesis.settings.load_profile("distspec")
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Processes that tests are spread over share the cores, and a thread of one would spin while another's has its core.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton looks when it is first imported. Where there is a GPU its kernels are tested by tests/gpu, compiled.
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -86,6 +94,18 @@ def missing(name: str) -> str | None:
 
 def required() -> set[str]:
     return set(os.environ.get("REQUIRE", "").split())
+
+
+class Together(LoadScopeScheduling):
+    """Tests of real actors are one scope, the largest and so the first; any other test is one of its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/ray" if nodeid.startswith("tests/ray/") else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
+    return Together(config, log) if config.getvalue("dist") == "load" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

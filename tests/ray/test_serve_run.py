@@ -20,7 +20,9 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from distspec.workers import fleet as fleets
 from tests.ray.worded import CONTEXT, save_worded_model
 
-SERVE = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()"]
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""Serve leaves SIGINT as it was inherited, and whoever started these tests in the background had it ignored."""
+SERVE = [sys.executable, "-c", f"{INTERRUPTIBLE}; from ray.serve.scripts import cli; cli()"]
 
 
 @pytest.fixture
