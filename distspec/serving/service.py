@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -134,9 +135,10 @@ class Service:
         arrived: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
         # Logprobs of a prompt come with its first choice alone; the others wait for them.
         shared: list[asyncio.Future[tuple[TokenLogprobs, ...]]] = [asyncio.Future() for _ in jobs]
+        leads = _leads(jobs)
 
         async def complete(index: int, chunk: Chunk) -> Chunk:
-            first = index - jobs[index].params.choice
+            first = leads[index]
             if chunk.prompt is None or jobs[first].params.prompt_logprobs is None:
                 return chunk
             if first == index:
@@ -201,6 +203,7 @@ class Service:
         banned = await asyncio.to_thread(sampling.bad_words, words, self.text, self.limits) if words else ()
         keep = sampling.prompt_room(request, self.limits)
         own = frozenset(() if request.ignore_eos else self.text.stop_ids)
+        known: Counter[tuple[int, ...]] = Counter()  # choices so far; a prompt that comes again has further ones
         jobs = []
         for field, prompt in texts:
             kept = prompt if keep is None else prompt[-keep:]
@@ -214,10 +217,12 @@ class Service:
                 stop_ids=self.text.stop_ids,
                 limits=self.limits,
             )
+            first = known[kept]
+            known[kept] += request.n or 1
             jobs += [
                 Job(
                     kept,
-                    _of_choice(params, choice),
+                    _of_choice(params, choice, choice - first),
                     speculation,
                     schema.stops(request),
                     bool(request.include_stop_str_in_output),
@@ -225,7 +230,7 @@ class Service:
                     frozenset(request.stop_token_ids or ()) - own,
                     is_empty=schema.max_tokens(request)[1] == 0,
                 )
-                for choice in range(request.n or 1)
+                for choice in range(first, known[kept])
             ]
         # Last: a trial takes time of a child that others wait for, and most that is wrong with a request is known here.
         constraint = await self._constraint(request)
@@ -241,9 +246,17 @@ class Service:
         return await asyncio.to_thread(spelled, self.text, prompt)
 
 
-def _of_choice(params: SamplingParams, choice: int) -> SamplingParams:
-    """Logprobs of a prompt are computed once, for its first choice: see Service.run."""
-    return structs.replace(params, choice=choice, prompt_logprobs=None if choice else params.prompt_logprobs)
+def _of_choice(params: SamplingParams, choice: int, after: int) -> SamplingParams:
+    """Logprobs of a prompt are computed once, for the choice after which the others stand: see Service.run."""
+    return structs.replace(params, choice=choice, prompt_logprobs=None if after else params.prompt_logprobs)
+
+
+def _leads(jobs: Sequence[Job]) -> list[int]:
+    """Of each job, the one that is told the logprobs of their prompt, if any is."""
+    found: list[int] = []
+    for index, job in enumerate(jobs):
+        found.append(found[-1] if found and job.params.prompt_logprobs is None else index)
+    return found
 
 
 def _emptied(output: Output) -> Output:

@@ -167,6 +167,20 @@ async def test_choices_share_a_seed_and_differ(http: httpx.AsyncClient, client: 
     assert [params.choice for _, params, _ in client.submitted] == [0, 1, 2] * 2
 
 
+async def test_a_prompt_that_is_listed_again_gets_other_answers(http: httpx.AsyncClient) -> None:
+    """With or without a seed, which makes all of them again; the others are as they are alone."""
+    asked: dict[str, Any] = {"prompt": ["a", "b", "a"], "n": 2, "max_tokens": 9, "prompt_logprobs": 1}
+    first = await post(http, asked)
+    seed, texts = first["distspec"]["seed"], [choice["text"] for choice in first["choices"]]
+    assert len(set(texts)) == 6
+    assert [choice["text"] for choice in (await post(http, asked | {"seed": seed}))["choices"]] == texts
+    told = [choice["prompt_logprobs"] for choice in first["choices"]]
+    for prompt, n, at in (("a", 4, [0, 1, 4, 5]), ("b", 2, [2, 3])):
+        alone = await post(http, asked | {"seed": seed, "prompt": prompt, "n": n})
+        assert [choice["text"] for choice in alone["choices"]] == [texts[i] for i in at]
+        assert [choice["prompt_logprobs"] for choice in alone["choices"]] == [told[i] for i in at]
+
+
 async def test_requests_without_a_seed_get_different_ones(http: httpx.AsyncClient) -> None:
     seeds = {(await post(http, {"prompt": "a"}))["distspec"]["seed"] for _ in range(5)}
     assert len(seeds) == 5
