@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import takewhile
+from random import Random
 
 import pytest
 
 from distspec.bench.policies import odds
 from distspec.bench.simulate import hardware
 from distspec.coordinator.context import Settings
+from distspec.coordinator.events import Command, Event, FromWorker
+from distspec.coordinator.machine import Machine
 from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS
 from distspec.curve import Curve
+from distspec.protocol.messages import Drafted
 from distspec.sim.timed import Hardware, Load, TimedWorld
 
 LARGE, SMALL = hardware("h200-32b-0.6b"), hardware("h200-8b-0.6b")
@@ -92,3 +97,51 @@ def test_a_wrong_first_impression_is_left() -> None:
     """It would be best to draft, whatever the very first drafts looked like; with much to value."""
     found = auto(1, 0.8, SMALL, width=32, live=1000, room=1000).measure(TOKENS[1], LEARNED[1]).tokens_s
     assert found > 0.93 * best(1, 0.8, SMALL)
+
+
+def perturbed(on: Hardware, by: float, seed: int) -> Hardware:
+    """Other hardware: every point of both curves is off by up to this share, each on its own."""
+    rng = Random(seed)
+    target, drafter = (
+        Curve([(rows, seconds * rng.uniform(1 - by, 1 + by)) for rows, seconds in zip(c.rows, c.seconds, strict=True)])
+        for c in (on.target, on.drafter)
+    )
+    return Hardware(target, drafter, on.hop_s)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_it_comes_near_the_best_on_other_curves_too(batch: int) -> None:
+    on = perturbed(LARGE, 0.2, seed=batch)
+    assert auto(batch, 0.9, on).measure(TOKENS[batch], LEARNED[batch]).tokens_s > 0.93 * best(batch, 0.9, on)
+
+
+Told = tuple[Event, float, list[Command]]
+"""An event, when it came, and what the machine wished then."""
+
+
+def told(settings: Settings, on: Hardware, acceptance: float, tokens: int) -> list[Told]:
+    """All that the machine of a fleet is told until its two requests have so many tokens each."""
+    seen, handle = list[Told](), Machine.handle
+
+    def handled(machine: Machine, event: Event, now_s: float) -> list[Command]:
+        wishes = handle(machine, event, now_s)
+        seen.append((event, now_s, list(wishes)))
+        return wishes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "handle", handled)
+        TimedWorld(on, settings, Load(2, odds(acceptance)), 2).run(tokens)
+    return seen
+
+
+def test_it_knows_what_workers_report_and_nothing_else() -> None:
+    """A machine of no fleet wishes the same when it is told the same; and two fleets tell the same until a worker has
+    reported some work: how fast they are and how often guesses are right shows in reports alone."""
+    settings = Settings(policy="auto", static=False)
+    runs = [told(settings, on, acceptance, 300) for on, acceptance in ((LARGE, 0.9), (SMALL, 0.5))]
+    for run in runs:
+        other = Machine(settings, 1)
+        assert all(list(other.handle(event, now_s)) == wishes for event, now_s, wishes in run)
+        assert any(isinstance(event, FromWorker) and isinstance(event.message, Drafted) for event, *_ in run)
+    before = [list(takewhile(lambda one: not isinstance(one[0], FromWorker), run)) for run in runs]
+    assert before[0] == before[1] != []
