@@ -27,7 +27,8 @@ from torch import Tensor
 
 from distspec.errors import ConfigError, ModelNotFound
 from distspec.models.config import ModelConfig
-from distspec.models.llama import Llama, Parts, parameters, random_model
+from distspec.models.llama import Llama, parameters, random_model
+from distspec.models.parts import Parts
 from distspec.models.shapes import weights_seed
 
 DTYPES = {

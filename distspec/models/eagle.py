@@ -18,7 +18,7 @@ from torch import Tensor
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
 from distspec.models.draft import Continuation, Target
-from distspec.models.llama import Parts
+from distspec.models.parts import Parts
 from distspec.models.rope import rotation
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
 from distspec.models.draft import DraftHead, Target
-from distspec.models.llama import Parts, layer_parts, make_layer, rms
+from distspec.models.llama import layer_parts, make_layer, rms
+from distspec.models.parts import Parts
 from distspec.models.product import Matrix
 from distspec.models.rope import rope_table, rotation
 

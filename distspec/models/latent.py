@@ -12,7 +12,6 @@ same however it was computed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +19,9 @@ from torch import Tensor
 
 from distspec.models.base import Attend, Paged
 from distspec.models.config import Latent, ModelConfig
+from distspec.models.parts import Parts
 from distspec.models.product import Matrix
 from distspec.models.rope import halved, rotate, score_growth
-
-if TYPE_CHECKING:
-    from distspec.models.llama import Parts
 
 _EPS = 1e-6
 """Of the norms of latents, whatever the configuration says of others, in DeepSeek's code and in transformers."""
@@ -49,10 +46,12 @@ def latent_parts(config: ModelConfig, shape: Latent, at: str, inputs: int) -> di
 
 
 class LatentAttention:
-    """own: the parameters of `latent_parts`, by name."""
+    """own: the parameters of `latent_parts`, by name. fused: what lies between the products is one kernel, where pages
+    can be seen."""
 
-    def __init__(self, config: ModelConfig, shape: Latent, own: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: ModelConfig, shape: Latent, own: Mapping[str, Tensor], *, fused: bool) -> None:
         self._shape = shape
+        self._fused = fused
         self._heads = config.num_heads
         self._query_dim = shape.plain_dim + shape.rope_dim
         self._compress = Matrix(own["compress"])
@@ -69,26 +68,31 @@ class LatentAttention:
 
     def __call__(self, index: int, read: Tensor, rope: Tensor, attend: Attend) -> Tensor:
         """See llama.Attention."""
-        rank = self._shape.rank
+        shape = self._shape
         inner = self._heads * self._query_dim if self._query_norm is None else len(self._query_norm)
-        queries, latent, turned = self._compress(read).split_with_sizes((inner, rank, self._shape.rope_dim), dim=-1)
-        q = self._absorbed(queries, rope)
-        normed = F.rms_norm(latent, (rank,), self._latent_norm, _EPS)
-        k = torch.cat((normed[:, None], rotate(halved(turned[:, None]), rope)), dim=-1)
-        if isinstance(attend, Paged):
-            # Values are a part of the keys there, and need no writing of their own.
-            attend.layers[index][0].index_copy_(0, attend.write, k)
-            mixed = attend.read(index, q)
-        else:
-            mixed = attend(index, q, k, k[..., :rank])
-        mixed = mixed.view(-1, self._heads, rank).transpose(0, 1)
-        return self._output(torch.bmm(mixed, self._values).transpose(0, 1).flatten(1))
-
-    def _absorbed(self, queries: Tensor, rope: Tensor) -> Tensor:
-        """What meets latents: [rows, heads, rank + rope_dim]. queries: [rows, n], or the latents of queries."""
+        queries, latents = self._compress(read).split_with_sizes((inner, shape.rank + shape.rope_dim), dim=-1)
         if self._queries is not None and self._query_norm is not None:
             queries = self._queries(F.rms_norm(queries, self._query_norm.shape, self._query_norm, _EPS))
         heads = queries.view(len(queries), self._heads, self._query_dim)
-        plain, turned = heads.split_with_sizes((self._shape.plain_dim, self._shape.rope_dim), dim=-1)
-        plain = torch.bmm(plain.transpose(0, 1), self._keys).transpose(0, 1)
-        return torch.cat((plain, rotate(halved(turned), rope)), dim=-1).mul_(self._scale)
+        plain, turned = heads.split_with_sizes((shape.plain_dim, shape.rope_dim), dim=-1)
+        absorbed = torch.bmm(plain.transpose(0, 1), self._keys)
+        mixed = self._attended(index, absorbed, turned, latents, rope, attend)
+        mixed = mixed.view(-1, self._heads, shape.rank).transpose(0, 1)
+        return self._output(torch.bmm(mixed, self._values).transpose(0, 1).flatten(1))
+
+    def _attended(
+        self, index: int, absorbed: Tensor, turned: Tensor, latents: Tensor, rope: Tensor, attend: Attend
+    ) -> Tensor:
+        """absorbed: [heads, rows, rank]; turned: [rows, heads, rope_dim], not rotated yet; latents: [rows, rank +
+        rope_dim], neither normed nor rotated. Returns [rows, heads * rank]."""
+        if self._fused and isinstance(attend, Paged):
+            from distspec.kernels.latent import turn_and_write_latents  # imports Triton
+
+            where, scale = (attend.write, attend.layers[index][0]), self._scale
+            parts = (absorbed, turned, latents, self._latent_norm, rope)
+            return attend.read(index, turn_and_write_latents(*parts, *where, scale=scale, eps=_EPS))
+        rank = self._shape.rank
+        q = torch.cat((absorbed.transpose(0, 1), rotate(halved(turned), rope)), dim=-1).mul_(self._scale)
+        normed = F.rms_norm(latents[:, :rank], (rank,), self._latent_norm, _EPS)
+        k = torch.cat((normed[:, None], rotate(halved(latents[:, None, rank:]), rope)), dim=-1)
+        return attend(index, q, k, k[..., :rank])

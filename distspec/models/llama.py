@@ -18,16 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distspec.models.base import Attend, Paged, Taps
-from distspec.models.config import ModelConfig
+from distspec.models.config import Latent, ModelConfig
 from distspec.models.latent import LatentAttention, latent_parts
+from distspec.models.parts import Parts
 from distspec.models.product import Matrix
 from distspec.models.rope import rope_table, rotate, rotation
 
 if TYPE_CHECKING:
     from distspec.models.fused import FusedStack
-
-Parts = dict[str, tuple[int, ...]]
-"""Checkpoint tensors, by name, whose rows one below the other make one parameter, with their shapes."""
 
 
 class Attention(Protocol):
@@ -206,8 +204,12 @@ def fusible(weight: Tensor) -> bool:
 def make_layer(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) -> Layer:
     """The layer whose parameters are those of `layer_parts`, with this prefix."""
     own = {name: weights[prefix + name] for name in layer_parts(config, "") if prefix + name in weights}
-    attention = LatentAttention(config, config.latent, own) if config.latent else _headed(config, own)
+    attention: Attention = _headed(config, own) if config.latent is None else _latent(config, config.latent, own)
     return Layer(config, attention, own["mlp_norm"], Matrix(own["gate_up"]), Matrix(own["down"]))
+
+
+def _latent(config: ModelConfig, shape: Latent, own: Mapping[str, Tensor]) -> LatentAttention:
+    return LatentAttention(config, shape, own, fused=fusible(own["expand"]))
 
 
 def _headed(config: ModelConfig, own: Mapping[str, Tensor]) -> HeadedAttention:

@@ -19,7 +19,8 @@ from torch import Tensor
 from distspec.models.base import Attend
 from distspec.models.config import ModelConfig
 from distspec.models.draft import Continuation, Target
-from distspec.models.llama import Parts, rms
+from distspec.models.llama import rms
+from distspec.models.parts import Parts
 from distspec.models.rope import rotation
 
 
