@@ -162,6 +162,26 @@ def test_rounds_that_judge_one_guess(target: Llama, judge: Callable[[Fleet, bool
     judge(fleet, True)
 
 
+class Replicated(Cell):
+    @property
+    def roles(self) -> list[str]:
+        return ["decode", "decode", *super().roles]
+
+
+@pytest.mark.parametrize("colocated", [True, False])
+@pytest.mark.parametrize("policy", ["ar", "sd", "dsi"])
+def test_batches_that_several_replicas_share(
+    policy: str, colocated: bool, target: Llama, judge: Callable[[Fleet, bool], None]
+) -> None:
+    """Each request is told of its own tokens, as many as there are, whichever others are in its replica's batch."""
+    fleet = submit(Replicated(policy, 1, "layers", colocated, 16).fleet(target, seed=9))
+    fleet.run(until=lambda: emitted(fleet) >= 40)
+    open_at = {name: worker["open"] for name, worker in fleet.machine.snapshot()["workers"].items()}
+    assert all(open_at[f"decode:{i}"] for i in range(3))
+    fleet.run()
+    judge(fleet, True)
+
+
 class Weighed(Cell):
     def _engine(self, model: Llama, taps: Sequence[int] = ()) -> Engine:
         return Engine(model, self._options(), device=CPU, taps=taps, acceptance=ACCEPTANCES["ratio"])
