@@ -26,6 +26,7 @@ from distspec.kernels.accept import accept_and_move
 from distspec.kernels.activation import silu_mul
 from distspec.kernels.best import best_whole
 from distspec.kernels.edit import add_bias_, mask_, penalize_
+from distspec.kernels.latent import turn_and_write_latents
 from distspec.kernels.linear import Norm, linear, linear_prepared
 from distspec.kernels.norm import add_rms_norm, rms_norm
 from distspec.kernels.nucleus import draw_nucleus
@@ -40,6 +41,8 @@ from distspec.kv.pool import KVPool
 from distspec.sampling.edits import IN_PROMPT
 
 HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_BYTES = 227 * 1024
+"""Of a program, at most, on that GPU; more is refused when it is launched."""
 VOCAB = 151936
 ROWS = 5
 GREEDY_BELOW = 1e-5
@@ -63,7 +66,10 @@ def only_compile() -> None:
     launch: Callable[..., Any] = JITFunction.run
 
     def compiles(self: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
-        return launch(self, *args, warmup=True, **options)
+        compiled = launch(self, *args, warmup=True, **options)
+        if compiled.metadata.shared > SHARED_BYTES:
+            raise SystemExit(f"{self.__name__} wants {compiled.metadata.shared} bytes of shared memory")
+        return compiled
 
     JITFunction.run = compiles
     driver.set_active(_Told())
@@ -127,6 +133,10 @@ def layers() -> None:
     keys, values = halves(2, 50, kv_heads, dim)
     for norms in (None, HeadNorms(halves(dim), halves(dim), 1e-6)):
         rope_and_write(qkv, table, integers(3), integers(3), keys, values, norms)
+    rank, turns = 512, 64
+    parts = halves(heads, 3, rank), halves(3, heads, turns), halves(3, rank + turns), halves(rank)
+    where = halves(2, 3, 1, turns), integers(3), halves(50, 1, rank + turns)
+    turn_and_write_latents(*parts, *where, scale=0.1, eps=1e-6)
 
 
 def pages() -> None:
