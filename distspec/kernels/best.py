@@ -46,7 +46,9 @@ def _merge(scores, tokens, tops, sums, out_tokens, out_scores, blocks, most, BLO
     top = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
     share = tl.load(sums + row * blocks + block, mask=block < blocks, other=0.0)
     highest = tl.max(top, 0)
-    total = highest + tl.log(tl.sum(share * tl.exp(top - highest), 0))
+    highest = tl.where(highest == float("-inf"), 0.0, highest)  # of a row that allows nothing
+    weight = tl.sum(share * tl.exp(top - highest), 0)
+    total = highest + tl.log(tl.where(weight > 0, weight, 1.0))
     score = tl.load(scores + row * blocks * MOST + place, mask=place < blocks * MOST, other=float("-inf"))
     for rank in range(most):
         best, where = tl.max(score, 0, return_indices=True)
@@ -61,7 +63,8 @@ def best_whole(
     """As sampling.best for rows that are truncated by nothing: the first token is what sample.draw_whole returns.
 
     Arguments as of sample.draw_whole; most <= min(MOST, vocab). Returns tokens int64 [rows, most], the best first, the
-    lower one of equals; and float32 [rows, most], their logarithmic shares of the perturbed scores.
+    lower one of equals; and float32 [rows, most], their logarithmic shares of the perturbed scores, -inf of tokens that
+    are not allowed.
     """
     rows, vocab = logits.shape
     blocks, width = triton.cdiv(vocab, _BLOCK), triton.next_power_of_2(most)

@@ -63,6 +63,15 @@ def test_the_best_are_the_reference_s(rows: int, vocab: int, most: int) -> None:
     check_best(rows, vocab, most, CPU)
 
 
+def test_of_masked_rows_the_best_are_what_is_allowed() -> None:
+    """Also where that is nothing, and where it is far from the beginning."""
+    logits, rows = torch.full((4, 2049), -torch.inf), SamplingRows.of(mixed(4), range(4), CPU)
+    for row, tokens in enumerate([[], [3], [2048], [1, 700, 2047, 2048]]):
+        logits[row, tokens] = torch.randn(len(tokens))
+        kept, scores = best_whole(logits, rows.temperature, rows.integers[:, 1:], GREEDY_BELOW, 8)
+        assert sorted(kept[row][scores[row] > -torch.inf].tolist()) == tokens
+
+
 @settings(max_examples=12)
 @given(st.integers(1, 6), st.sampled_from([1, 2, 7, 2048, 4999]), st.sampled_from([0.0, 3.0]))
 def test_the_draw_is_the_reference_s(rows: int, vocab: int, spread: float) -> None:

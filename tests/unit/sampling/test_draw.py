@@ -170,6 +170,20 @@ def test_guesses_are_ranked_by_what_would_be_drawn(params: list[SamplingParams],
     assert bool((scores[:, :-1] >= scores[:, 1:]).all())
 
 
+@settings(max_examples=100)
+@given(st.lists(parameters, min_size=1, max_size=4), st.lists(st.integers(0, 8), min_size=4, max_size=4))
+def test_of_a_masked_row_guesses_are_what_is_allowed_and_none_where_that_is_nothing(
+    params: list[SamplingParams], allowed: list[int]
+) -> None:
+    """Whatever is guessed beside these has no finite score."""
+    logits = random_logits(len(params), 20, 4)
+    for row, count in zip(logits, allowed, strict=False):
+        row[count:] = -torch.inf
+    found = best(logits, SamplingRows.of(params, range(len(params)), CPU), 20)
+    for tokens, scores, count in zip(*found, allowed, strict=False):
+        assert sorted(tokens[scores > -torch.inf].tolist()) == list(range(count))
+
+
 def test_scores_of_guesses_are_their_share_of_all_tokens() -> None:
     logits = random_logits(2, 9, 5)
     params = [SamplingParams(max_tokens=1, temperature=0.0), SamplingParams(max_tokens=1, temperature=0.5, seed=8)]
