@@ -54,7 +54,7 @@ LATENT = replace(
     head_dim=32,
 )
 TINY_LATENT = replace(TINY, model_type="deepseek_v2", latent=SHARED, num_kv_heads=1, head_dim=32)
-YARN = RopeScaling("yarn", 8.0, original_max_position=32)
+YARN = RopeScaling("yarn", 8.0, original_max_position=4096)
 
 KINDS = {
     "llama": LLAMA,

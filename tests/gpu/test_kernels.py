@@ -20,6 +20,7 @@ from distspec.models.llama import Llama
 from tests.unit.kernels.test_accept import check_accept
 from tests.unit.kernels.test_edit import check_edits
 from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
+from tests.unit.kernels.test_latent import check_latents
 from tests.unit.kernels.test_linear import check_linear
 from tests.unit.kernels.test_nucleus import check_nucleus
 from tests.unit.kernels.test_sample import check_best, check_draw
@@ -53,6 +54,8 @@ def test_norm_silu_and_rotary(rows: int, dtype: torch.dtype) -> None:
     check_silu(rows, 3000, CUDA, dtype)
     for heads, dim, normed in (((16, 8), 128, True), ((32, 8), 64, False), ((64, 8), 128, True), ((5, 5), 80, False)):
         check_rope(rows, heads, dim, normed, CUDA, dtype)
+    for count in (5, 16, 128):
+        check_latents(rows, count, 512, 64, CUDA, dtype, plain_dim=128)
 
 
 @DTYPES

@@ -103,10 +103,14 @@ def test_nodes_above_what_a_bucket_masks_have_none() -> None:
     assert TritonBackend(pool, 256, 1).bucket([span], 1, scratch=33) is not None
 
 
-def test_what_others_hold_cannot_matter_not_even_nan() -> None:
-    pool = KVPool(1, 64, 1, DIM, dtype=torch.float32, device=CPU)
-    pool.data[:, :, :8] = torch.nan
+@pytest.mark.parametrize("latent", [0, 5])
+def test_what_others_hold_cannot_matter_not_even_nan(latent: int) -> None:
+    """Nor what lies behind a row that is shorter than what a kernel loads."""
+    pool = KVPool(1, 64, 1, DIM, latent=latent, dtype=torch.float32, device=CPU)
     spans = [Span([5, 2], 8, 1, (), [11]), Span([4, 3, 7, 6], 13, 1, (), [24])]
+    own = [*range(8, 25), *range(28, 32)]
+    pool.data.fill_(torch.nan)
+    pool.data[:, :, own] = torch.randn(1, pool.data.shape[1], len(own), 1, DIM)
     backend = TritonBackend(pool, 4, 2)
     out = backend.read(backend.plan(spans), 0, torch.randn(2, 2, DIM))
     assert bool(out.isfinite().all())
