@@ -41,7 +41,8 @@ def measure(
         config = ModelConfig.from_pretrained(shape_folder(PREFIX + shape))
         for batch in batches:
             for length in contexts:
-                moved = batch * length * KVPool.position_bytes(1, config.num_kv_heads, config.head_dim, HALF)
+                kept = KVPool.position_bytes(1, config.num_kv_heads, config.head_dim, HALF, latent=config.kv_latent)
+                moved = batch * length * kept
                 pool = _pool(config, batch * (length + TREE + 2 * page_size), moved, device)
                 bound = moved / bandwidth * 1e6
                 for backend in backends:
@@ -59,7 +60,8 @@ def measure(
 
 def _pool(config: ModelConfig, locations: int, moved: int, device: torch.device) -> KVPool:
     layers = min(32, 2 + _COLD // moved)
-    pool = KVPool(layers, locations, config.num_kv_heads, config.head_dim, dtype=HALF, device=device)
+    kept = (layers, locations, config.num_kv_heads, config.head_dim)
+    pool = KVPool(*kept, latent=config.kv_latent, dtype=HALF, device=device)
     pool.data.normal_()
     return pool
 

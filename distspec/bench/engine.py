@@ -124,5 +124,6 @@ def step_bytes(model: Llama, requests: int) -> int:
     weights = sum(
         tensor.nbytes for name, tensor in model.weights.items() if name != "embedding" or shape.tie_embeddings
     )
-    position = KVPool.position_bytes(shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype)
+    kept = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    position = KVPool.position_bytes(*kept, model.dtype, latent=shape.kv_latent)
     return weights + requests * CONTEXT * position

@@ -199,7 +199,8 @@ class _Meter:
         self._pipe.send(("part", 0))
         transport.shutdown()
 
-        size = plan.tokens * KVPool.position_bytes(shape.num_layers, shape.num_kv_heads, shape.head_dim, plan.dtype)
+        kept = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        size = plan.tokens * KVPool.position_bytes(*kept, plan.dtype, latent=shape.kv_latent)
         whole_s = median(done_s - began_s for began_s, _, done_s in found["after"])
         exposed_s = median(max(0.0, done_s - ended_s) for _, ended_s, done_s in found["during"])
         prefills = {

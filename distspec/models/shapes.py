@@ -13,6 +13,8 @@ from distspec.models.config import read_tree
 PREFIX = "random:"
 KEY = "random_weights"
 _SHIPPED = Path(__file__).parent / "random"
+"""Published shapes, but for experts: `deepseek-37b` is DeepSeek-V3 and `deepseek-2.6b` DeepSeek-V2-Lite with all layers
+as their first ones are. The former has as many weights as the real one reads for a token."""
 
 
 def shape_folder(name: str) -> Path:

@@ -32,7 +32,15 @@ def drawn(folder: Path, seed: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("llama-8b", 8.03), ("llama-1b", 1.236), ("qwen3-32b", 32.76), ("qwen3-0.6b", 0.596)]
+    ("name", "billions"),
+    [
+        ("llama-8b", 8.03),
+        ("llama-1b", 1.236),
+        ("qwen3-32b", 32.76),
+        ("qwen3-0.6b", 0.596),
+        ("deepseek-37b", 37.45),
+        ("deepseek-2.6b", 2.607),
+    ],
 )
 def test_shapes_that_ship_have_as_many_parameters_as_their_name_says(name: str, billions: float) -> None:
     config = ModelConfig.from_pretrained(model_folder(f"random:{name}"))
