@@ -22,6 +22,9 @@ from distspec.sim.timed import Hardware, Load, Measured, TimedWorld
 Sizes = dict[str, Any]
 """Some fields of Settings."""
 
+Key = tuple[tuple[str, Any], ...]
+"""The same, to look up."""
+
 Axes = tuple[tuple[Sizes, ...], ...]
 """Per axis, what may be changed along it."""
 
@@ -38,7 +41,14 @@ LEARNING = 2400
 """The same for `auto`, which begins without knowing anything, at batch 1; a request of a larger batch needs fewer. It
 measures five to twenty times in these."""
 
+FINALS = ((6, 6), (3, 2))
+"""After the first search: runs of a so-manieth of the tokens that count, and how many sizes go on to them."""
+
 _GROWTHS = tuple({"width": width, "live": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000)))
+_WIDEST = {"width": 96, "live": 3000}
+"""What fixed sizes are tried with besides. `auto` is not: it would take too long to value."""
+
+_BUSHES = (*_GROWTHS, _WIDEST)
 _ROUNDS = tuple({"nodes": nodes} for nodes in (4, 8, 16, 32, MOST_NODES))
 
 
@@ -54,11 +64,11 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
     "dsi": ({"lookahead": 4}, (_each("lookahead", 1, 2, 3, 4, 5, 6, 7, 8, 12, 16),)),
     "ssd": (
         {"steps": 5, "lookahead": 4, "nodes": 16, "width": 32, "live": 1000},
-        (_GROWTHS, _each("steps", 1, 2, 3, 4, 5, 6, 8), _ROUNDS[:3], _each("lookahead", 1, 2, 6), _each("fan", 2, 3)),
+        (_BUSHES, _each("steps", 1, 2, 3, 4, 5, 6, 8), _ROUNDS[:3], _each("lookahead", 1, 2, 6), _each("fan", 2, 3)),
     ),
     "bvsp": (
         {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 16, "width": 32, "live": 1000},
-        (_GROWTHS, _each("steps", 1, 2, 3, 5), _ROUNDS[2:], _each("lookahead", 2, 4, 5, 7, 8)),
+        (_BUSHES, _each("lookahead", 2, 3, 4, 5, 7, 8), _each("steps", 1, 2, 3, 5), _ROUNDS[2:], _each("early", 8, 32)),
     ),
     "auto": ({}, ()),
 }
@@ -71,7 +81,7 @@ TREES: dict[str, tuple[Sizes, Axes]] = {
     ),
     "ssd": (
         {**CHAINS["ssd"][0], "topk": 3, "nodes": MOST_NODES},
-        (_GROWTHS, _each("steps", 2, 3, 4, 5, 6, 8), _ROUNDS[2:], _each("lookahead", 1, 2, 6)),
+        (_BUSHES, _each("steps", 2, 3, 4, 5, 6, 8), _ROUNDS[2:], _each("lookahead", 1, 2, 6)),
     ),
     "bvsp": ({**CHAINS["bvsp"][0], "topk": 3}, CHAINS["bvsp"][1]),
 }
@@ -101,17 +111,31 @@ def hardware(name: str) -> Hardware:
 def measure(policy: str, on: Hardware, cell: Cell, trees: bool, tokens: int) -> tuple[Sizes, Measured]:
     """The best sizes that were found by short runs, and one of `tokens`, of all requests together, with them.
 
-    It has other requests than those that chose, so that luck with these does not count.
+    Few tokens tell good sizes from bad ones, more tell the good ones apart: so the best of each stage meet again in
+    runs of twice as many (successive halving, arXiv 1502.07943). All runs that choose are of the same requests, so that
+    luck is the same for all; the one that counts has others, the same for all policies.
     """
     start, axes = (TREES if trees else CHAINS)[policy]
     start = _bounds(cell) if policy == "auto" else start
-    sizes = _improved(partial(_rate, policy, on, cell, tokens // 6), {**start, **_fitting(start, cell)}, axes, cell)
+    start = {**start, **_fitting(start, cell)}
+    rate = partial(_rate, policy, on, cell)
+    sizes = _halved(lambda one, share: rate(tokens // share, one), start, axes, cell) if axes else start
     return sizes, _run(policy, on, cell, sizes, tokens, seed=1)
 
 
-def _improved(rate: Callable[[Sizes], float], sizes: Sizes, axes: Axes, cell: Cell) -> Sizes:
-    """Twice along each axis, or until nothing improves. No sizes are tried twice."""
-    tried = {_key(sizes): rate(sizes)} if axes else {}
+def _halved(rate: Callable[[Sizes, int], float], start: Sizes, axes: Axes, cell: Cell) -> Sizes:
+    """The best of what was tried. rate: of sizes, by a run of a so-manieth of the tokens that count."""
+    tried = _climbed(lambda one: rate(one, 2 * FINALS[0][0]), start, axes, cell)
+    for share, most in FINALS:
+        best = sorted(tried, key=lambda one: -tried[one])[:most]
+        tried = {one: rate(dict(one), share) for one in best}
+    winner, _ = max(tried.items(), key=lambda found: found[1])
+    return dict(winner)
+
+
+def _climbed(rate: Callable[[Sizes], float], sizes: Sizes, axes: Axes, cell: Cell) -> dict[Key, float]:
+    """What was found of all sizes tried: twice along each axis, or until nothing improves. None is tried twice."""
+    tried: dict[Key, float] = {_key(sizes): rate(sizes)}
     for _ in range(2):
         before = sizes
         for axis in axes:
@@ -125,10 +149,10 @@ def _improved(rate: Callable[[Sizes], float], sizes: Sizes, axes: Axes, cell: Ce
                     sizes = other
         if sizes == before:
             break
-    return sizes
+    return tried
 
 
-def _key(sizes: Sizes) -> tuple[tuple[str, Any], ...]:
+def _key(sizes: Sizes) -> Key:
     return tuple(sorted(sizes.items()))
 
 

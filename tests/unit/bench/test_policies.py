@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from distspec.bench import simulate
 from distspec.bench.bars import draw_simulated
 from distspec.bench.policies import numbers, odds
 from distspec.bench.report import Row
@@ -47,6 +49,20 @@ def test_sizes_follow_the_acceptance() -> None:
     good, figures = measure("sd", on, Cell(1, (0.9, 0.05), 1), trees=False, tokens=600)
     assert bad["steps"] < good["steps"]
     assert figures.tokens_s > 1.5 / on.target(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_short_runs_confuse_longer_ones_tell_apart(seed: int) -> None:
+    """Sizes that lie within what a short run varies by: the best is found all the same, and few get long runs."""
+    lengths, luck = [], Random(seed)
+
+    def rate(sizes: simulate.Sizes, share: int) -> float:
+        lengths.append(share)
+        return -abs(int(sizes["steps"]) - 5) + luck.uniform(-1, 1) * share / 8
+
+    steps = tuple({"steps": steps} for steps in range(1, 13))
+    assert simulate._halved(rate, {"steps": 1}, (steps,), Cell(1, (0.5,), 1)) == {"steps": 5}
+    assert 1 < lengths.count(min(lengths)) < lengths.count(max(lengths)) / 4
 
 
 def test_the_command_writes_a_row_per_policy_and_a_picture(tmp_path: Path) -> None:
