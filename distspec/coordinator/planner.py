@@ -197,18 +197,18 @@ class _Advisor:
             return trial
         return None
 
-    def learn(self, tokens_s: float, advice: Advice, facts: Facts) -> None:
-        """So much came of an advice while these were the facts."""
-        self._work, self.is_done = self._compare(tokens_s, advice, facts), False
+    def learn(self, tokens_s: float, advice: Advice, then: Facts, now: Facts) -> None:
+        """So much came of an advice while those were the facts; and what they are by now."""
+        self._work, self.is_done = self._compare(tokens_s, advice, then, now), False
 
-    def _compare(self, tokens_s: float, advice: Advice, facts: Facts) -> Iterator[None]:
+    def _compare(self, tokens_s: float, advice: Advice, then: Facts, now: Facts) -> Iterator[None]:
         """What promises are is known better now too, as steps may have been wider than any before: whatever comes out
         best is valued anew before it is advised."""
-        promised = yield from facts.value(advice)
+        promised = yield from then.value(advice)
         count, ratio = self._measured.get(advice, (0, 0.0))
         count = min(count + 1, MEMORY)
         self._measured[advice] = count, ratio + (tokens_s / promised - ratio) / count
-        now, known = replace(facts, odds=self.facts.odds), set[Advice]()
+        known = set[Advice]()
         while advice not in known:
             yield
             self._values[advice] = yield from now.value(advice)
@@ -326,7 +326,8 @@ class Planner:
             for rank, children in (now.judged - trial.began.judged).elements():
                 luck.observe(0, rank, children)
             tokens_s = (now.tokens - trial.began.tokens) / (now_s - trial.began.now_s)
-            advisor.learn(tokens_s, trial.advice, self._facts(luck, running, verifiers, drafters))
+            then, by_now = (self._facts(odds, running, verifiers, drafters) for odds in (luck, self._of(kind)))
+            advisor.learn(tokens_s, trial.advice, then, by_now)
         return advisor.advice or self._first(policies)
 
     def think(self) -> None:
@@ -350,9 +351,11 @@ class Planner:
         return Advice(next((policy for policy in ("ssd", "sd") if policy in policies), "ar"), sizes)
 
     def _candidates(self, policies: Sequence[str], load: Load) -> Iterator[tuple[str, Sizes]]:
-        """`bvsp` is for verifiers that would wait otherwise; where many share them it loses, and is valued longest."""
+        """`bvsp` is for verifiers that would wait otherwise; where many share them it loses, and is valued longest. The
+        more others there are, the fewer nodes are enough for each."""
         is_crowded = load.batch > CROWD * load.verifiers
-        return candidates([policy for policy in policies if policy != "bvsp" or not is_crowded], self._most)
+        most = replace(self._most, early=-(-self._most.early // max(1, load.verifiers // 2)))
+        return candidates([policy for policy in policies if policy != "bvsp" or not is_crowded], most)
 
     def _facts(self, guesses: Acceptance, running: int, verifiers: int, drafters: int) -> Facts:
         drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])

@@ -116,7 +116,7 @@ PIECEWISE: dict[str, Callable[[Load, Odds, Sizes], Valuing]] = {"ssd": branching
 def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[str, Sizes, float]:
     """The policy and sizes with the most expected tokens per second, and how many.
 
-    most: no size goes beyond; its live, fan and width are taken as they are. Plain decoding is always among the
+    most: no size goes beyond; its live, fan, width and early are taken as they are. Plain decoding is always among the
     choices, and wins ties.
     """
     choice, sizes, top = "ar", most, rate("ar", most, load, odds)
@@ -136,7 +136,7 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     """Sizes worth comparing: a grid that is fine where little things matter.
 
     Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already; `bvsp` a
-    whole bush, where rows cost little, and sends the second verifier off early, where several requests share it.
+    whole bush, where rows cost little.
     """
     steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
     if policy == "pearl":
@@ -152,10 +152,9 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
     elif policy in ("ssd", "bvsp"):
         for k in (k for k in ((2, 4, 6) if policy == "ssd" else (1, 2, 4)) if k <= most.steps):
-            lone, pair = ((2 * k, 2, 16), (4 * k, 2, 16)), ((4 * k, 2, 8), (4 * k, 4, 16), (64, 2, 16))
-            for nodes, ahead, early in lone if policy == "ssd" else pair:
+            for nodes, ahead in ((2 * k, 2), (4 * k, 2)) if policy == "ssd" else ((4 * k, 2), (4 * k, 4), (64, 2)):
                 sizes = replace(most, nodes=min(nodes, most.nodes), lookahead=min(ahead, most.lookahead))
-                yield replace(sizes, steps=k, topk=1, early=min(early, most.early))
+                yield replace(sizes, steps=k, topk=1)
             if most.topk > 1:
                 yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=min(2, most.lookahead))
 
