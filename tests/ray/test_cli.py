@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_nothing_behind(server: Server) -> None:
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(timeout=60) == 0, server.log.read_text()
     assert "Traceback" not in server.log.read_text()
-    for _ in range(100):
+    for _ in range(600):
         if not (left := marked(server.mark)):
             return
         time.sleep(0.1)

@@ -156,7 +156,7 @@ def test_nothing_stops_before_min_tokens(fleet: Fleet) -> None:
 
 
 def test_errors_name_the_field(fleet: Fleet) -> None:
-    with pytest.raises(InvalidField, match=r"^prompt: .*at most 511 tokens"):
+    with pytest.raises(InvalidField, match=rf"^prompt: .*at most {CONTEXT - 1} tokens"):
         fleet.generate([[1] * CONTEXT])
     with pytest.raises(InvalidField, match=r"^speculation\.policy: "):
         fleet.generate("a", policy="warp")
@@ -167,7 +167,7 @@ def test_what_cannot_run_is_said_at_once(cluster: None, config: Path, fleet: Fle
         Fleet(config, ["pools.decod.replicas=1"])
     term = fleet.status()["term"]
     with pytest.raises(FleetError, match="runs already with another configuration"):
-        Fleet(config, ["engine.page_size=8"]).start()
+        Fleet(config, ["engine.page_size=32"]).start()
     with Fleet(config, ["server.port=9", "server.default_max_tokens=3"]) as other:
         assert len(other.generate("a", ignore_eos=True)[0].token_ids) == 3
     assert fleet.status()["term"] == term, "whoever came or did not fit ended the fleet of the others"

@@ -85,7 +85,7 @@ def kill(handle: FleetHandle, worker: str) -> None:
     ray.kill(actor(actor_name(handle.name, worker)))
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = 240.0) -> None:
     deadline = time.monotonic() + limit_s
     while not (await condition() if asyncio.iscoroutinefunction(condition) else condition()):
         assert time.monotonic() < deadline, "did not come to pass"

@@ -11,7 +11,7 @@ from distspec.models import random_model, save_pretrained
 from tests.shapes import TINY
 from tests.words import byte_level
 
-CONTEXT, VOCAB = 512, 330
+CONTEXT, VOCAB = 2048, 330
 
 
 def save_worded_model(folder: Path) -> None:

@@ -315,10 +315,10 @@ asyncio.run(main())
 
 
 async def test_heartbeats_alone_keep_an_idle_link(fleet: Fleet) -> None:
-    short = Fleet(timeout_s=0.2)
-    link, inbox, lost = short.link(timeout_s=0.2)
+    short = Fleet(timeout_s=0.5)
+    link, inbox, lost = short.link(timeout_s=0.5)
     await link.open()
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.5)
     assert short.handler.lefts() == []
     assert not lost.done()
     assert inbox == []

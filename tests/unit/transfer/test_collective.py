@@ -269,7 +269,7 @@ def test_a_source_that_is_gone_fails_the_ticket(fleet: Fleet) -> None:
 
 
 def test_a_destination_that_does_not_come_fails_the_ticket_after_the_timeout(fleet: Fleet) -> None:
-    a, b = fleet.worker("a", timeout_s=0.5), fleet.worker("b")
+    a, b = fleet.worker("a", timeout_s=2.0), fleet.worker("b")
     copy = Copy(1)
     copy.leave(a, "b")
     assert "did not come" in (copy.sent.get(timeout=30) or "")

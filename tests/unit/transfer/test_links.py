@@ -31,8 +31,8 @@ def board() -> Iterator[Served]:
 
 def pair(kind: str, board: Served, devices: tuple[str, str]) -> list[Group]:
     def make(rank: int) -> Group:
-        store = Rendezvous(board, "a>b", 10.0)
-        return link(kind, store, rank, device=torch.device(devices[rank]), host=HOST, timeout_s=10.0)
+        store = Rendezvous(board, "a>b", 60.0)
+        return link(kind, store, rank, device=torch.device(devices[rank]), host=HOST, timeout_s=60.0)
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(make, range(2)))
@@ -72,13 +72,13 @@ def memory() -> int:
 def test_what_one_side_counts_the_other_sees() -> None:
     file = memory()
     one, other = Counters(file, NONCE, os.getpid()), Counters(file, NONCE, os.getpid())
-    waiting = threading.Thread(target=partial(other.wait, FILLED, 2, 10.0))
+    waiting = threading.Thread(target=partial(other.wait, FILLED, 2, 60.0))
     waiting.start()
     one.set(FILLED, 1)
     waiting.join(0.05)
     assert waiting.is_alive()
     one.set(FILLED, 2)
-    waiting.join(10)
+    waiting.join(30)
     assert not waiting.is_alive()
     os.close(file)
 
