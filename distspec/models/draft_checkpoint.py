@@ -251,9 +251,10 @@ _READERS: dict[str, Callable[[_Reading], DraftConfig]] = {
 
 
 def _tree(settings: DraftConfig, layout: Layout) -> dict[str, Any]:
-    layer = settings.layer.to_tree()
     if isinstance(settings, MtpConfig):
-        return {**layer, "num_hidden_layers": settings.index, "num_nextn_predict_layers": 1}
+        tree = replace(settings.layer, num_layers=settings.index + 1).to_tree()  # all of them without experts
+        return {**tree, "num_hidden_layers": settings.index, "num_nextn_predict_layers": 1}
+    layer = settings.layer.to_tree()
     if layout == "speculators":
         return {_SPECULATORS: settings.kind, "transformer_layer_config": layer, **_speculators(settings)}
     if isinstance(settings, DflashConfig):

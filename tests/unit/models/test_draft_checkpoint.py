@@ -22,8 +22,10 @@ from distspec.models.draft_checkpoint import (
     random_draft,
     save_draft,
 )
+from distspec.models.mtp import MtpConfig
 from distspec.models.shapes import KEY
 from tests.featured import ALL, BLOCKS, BLOCKS_SPECULATORS, CPU, FED, SHAPE, SPECULATORS_ONLY, made, target
+from tests.shapes import LATENT
 
 OWN: list[tuple[str, Layout]] = [(name, "own") for name in (FED | BLOCKS)]
 SPECULATORS: list[tuple[str, Layout]] = [(name, "speculators") for name in ALL if ALL[name].kind != "mtp"]
@@ -207,3 +209,21 @@ def test_unused_variants_would_be_noticed() -> None:
     """Every layout is tried with every kind it can express."""
     assert {ALL[name].kind for name, _ in OWN} == {"eagle", "eagle3", "mtp", "dflash"}
     assert {name for name, _ in SPECULATORS} >= SPECULATORS_ONLY.keys() | BLOCKS_SPECULATORS.keys()
+
+
+LATENT_LAYER = replace(LATENT, num_layers=1, vocab_size=23, max_position=200, eos_token_ids=())
+
+
+def test_a_layer_that_looks_one_token_ahead_may_keep_latents(tmp_path: Path) -> None:
+    settings = MtpConfig(LATENT_LAYER, index=SHAPE.num_layers)
+    one = random_draft(settings, Target.of(target()), seed=1)
+    save_draft(one, tmp_path)
+    assert same(load_draft("mtp", tmp_path, Target.of(target())), one)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "dflash"])
+def test_other_layers_may_not(name: str, tmp_path: Path) -> None:
+    save_draft(made(name), tmp_path)
+    edit(tmp_path, **replace(LATENT_LAYER, num_layers=made(name).config.num_layers).to_tree())
+    with pytest.raises(InvalidValue, match=r"speculation\.draft_model.*kv_lora_rank 24.*None"):
+        load(name, tmp_path)
