@@ -202,7 +202,7 @@ LAWS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data(), LAWS, LAWS)
 def test_whatever_is_masked_laws_are_laws_and_what_is_drawn_is_allowed(
     data: st.DataObject, ours: SamplingParams, theirs: SamplingParams
