@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distspec.constraints.schema import exact
+from distspec.constraints.shortest import PARTS, shortest
 from distspec.errors import BadConstraint
 from distspec.protocol.values import Constraint
 
@@ -29,6 +30,8 @@ KINDS = ("json_object", "json_schema", "regex", "grammar", "structural_tag")
 _COMPACT: dict[str, Any] = {"any_whitespace": False, "separators": (",", ":")}
 _EXACT: dict[str, Any] = {"type": "json_schema", "style": "json", "any_order": False, "excludes": []}
 """How a structural tag may have a schema. Otherwise xgrammar lets pass what does not validate."""
+MAX_SHORTEST = 1 << 14
+"""Characters of the shortest text of any part of a grammar."""
 _CACHE_BYTES = 1 << 28
 """Of parts that grammars share."""
 _NOT_IN_STRINGS = ('"', "\\", *map(chr, range(32)))
@@ -61,7 +64,8 @@ class Compiler:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """May take long, and much memory. Raises BadConstraint for what is no such grammar, or allows no text."""
+        """May take long, and much memory. Raises BadConstraint for what is no such grammar, or allows no text or none
+        that ends soon."""
         try:
             compiled = self._compile(constraint)
         except BadConstraint:
@@ -70,6 +74,9 @@ class Compiler:
             raise BadConstraint(_reason(error)) from None
         if not _first_mask(compiled).any():
             raise BadConstraint("no text is allowed")
+        for rule, length in shortest(str(compiled.grammar)).items():
+            if length > MAX_SHORTEST:
+                raise BadConstraint(f"{rule} takes {length:g} characters at least, need {MAX_SHORTEST} at most")
         return compiled
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar:
@@ -100,7 +107,7 @@ def keeps_strings(pattern: str) -> bool:
     own = [rule.partition("::=")[2] for rule in rules if rule.startswith("root")][1:]  # the first puts the quotes
     if any("json_string=true" in rule for rule in own):
         return True
-    parts = [part for rule in own for part in _PARTS.findall(rule)]
+    parts = [part for rule in own for part in PARTS.findall(rule)]
     literals = [ast.literal_eval(part) for part in parts if part.startswith('"')]
     classes = [re.compile(part) for part in parts if part.startswith("[")]
     return not any(bad in text for bad in _NOT_IN_STRINGS for text in literals) and not any(
@@ -113,8 +120,6 @@ def choice_grammar(choices: Sequence[str]) -> str:
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
-"""Literals and classes of a rule, both of which Python reads as EBNF does."""
 _WIDE, _NARROW = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
 """A character of a string of bounded length: as xgrammar has it, and as JSON does, without control characters."""
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
@@ -126,7 +131,7 @@ def _json_grammar(schema: object) -> str:
     import xgrammar
 
     grammar = xgrammar.Grammar.from_json_schema(json.dumps(exact(schema, keeps_strings)), **_COMPACT)
-    rules = _PARTS.sub(lambda part: _NARROW if part[0] == _WIDE else part[0], str(grammar))
+    rules = PARTS.sub(lambda part: _NARROW if part[0] == _WIDE else part[0], str(grammar))
     # xgrammar writes \x with two digits, but reads as many as there are.
     return _ESCAPED.sub(lambda one: f"\\u00{one[1]}" if one[1] else one[0], rules)
 
