@@ -229,6 +229,23 @@ def _messages(max_model_len: int) -> list[Bad]:
             messages=[{"role": "assistant", "content": "", "tool_calls": [1]}],
         ),
         chat("half a surrogate", "messages[0].content", messages=said("\ud800")),
+        chat(
+            "half a surrogate of a call answered",
+            "messages[0].tool_call_id",
+            messages=[{"role": "tool", "content": "a", "tool_call_id": "\ud800"}],
+        ),
+        *(
+            chat(
+                f"half a surrogate of a call, {called}",
+                "messages[0].tool_calls",
+                messages=[{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}} | called]}],
+            )
+            for called in (
+                {"id": "\ud800"},
+                {"function": {"name": "\ud800"}},
+                {"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}},
+            )
+        ),
         chat("too long", "messages", messages=said("a 7 " * max_model_len)),
         chat("two limits", "max_tokens", max_completion_tokens=2),
         chat("limit", "max_completion_tokens", max_tokens=None, max_completion_tokens=0),
@@ -253,6 +270,7 @@ def _http() -> list[Bad]:
         Bad("too deep", None, raw=b"[" * 200_000),
         Bad("a digit too many", None, raw=b'{"prompt": ' + b"9" * 10_000 + b"}"),
         Bad("unknown field that is no text", "\ud800", raw=b'{"\\ud800": 1}'),
+        Bad("unknown field with a long name", "x" * 100, {"x" * 1000: 1}),
         Bad("form", None, raw=b"prompt=hi", content_type="application/x-www-form-urlencoded", status=415),
         Bad("no type", None, raw=b"{}", content_type="", status=415),
         Bad("wrong method", None, method="GET", status=405),

@@ -88,6 +88,7 @@ def create_app(service: Service, fleet: Fleet) -> FastAPI:
         return PlainTextResponse(await fleet.metrics(), media_type="text/plain; version=0.0.4")
 
     app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(RecursionError, _on_depth)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
@@ -243,6 +244,11 @@ async def _on_request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, round(error.retry_after_s)))}
     return _json(responses.request_error(error), error.status, headers)
+
+
+async def _on_depth(request: Request, _: Exception) -> Response:
+    """JSON that could just be parsed may be too deep for whatever looks into it later."""
+    return await _on_request_error(request, RequestError("the body is nested too deeply"))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -71,6 +71,8 @@ def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, Any]]:
                 raise InvalidField(f"{where}.{name}", value, "nothing (not supported)")
         if "tool_calls" in own:
             own["tool_calls"] = _calls(f"{where}.tool_calls", own["tool_calls"])
+        for name, value in own.items():
+            valid_text(f"{where}.{name}", json.dumps(value, ensure_ascii=False))
         is_silent = "tool_calls" in own and message.get("content") in (None, "")
         content = "" if is_silent else _content(where, message.get("content"))
         # `developer` is OpenAI's newer name for `system`; templates do not know it.

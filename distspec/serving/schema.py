@@ -24,6 +24,8 @@ MAX_BIASED = 1024
 """Tokens that logit_bias, and that allowed_token_ids may name: they travel to each worker of a request."""
 MAX_LOGPROBS = 20
 MAX_BIAS = 100
+MAX_NAME = 100
+"""Characters of the name of an unknown field that are looked at: what millions resemble is sought for seconds."""
 MAX_REPETITION = 1e6
 """Largest repetition_penalty, and its inverse the smallest: at the lowest temperature too, scores stay finite."""
 MIN_TEMPERATURE = 1e-5
@@ -216,9 +218,10 @@ def _known(kind: type[Struct], body: Mapping[str, Any]) -> dict[str, Any]:
             if value not in neutral:
                 raise InvalidField(name, value, f"{_alternatives(neutral)} (anything else is not supported yet)")
         elif name not in HARMLESS:
-            close = difflib.get_close_matches(str(name), names, n=1)
+            shown = str(name)[:MAX_NAME]
+            close = difflib.get_close_matches(shown, names, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise RequestError(f"{name}: unknown field{hint}", str(name))
+            raise RequestError(f"{shown}: unknown field{hint}", shown)
     return known
 
 

@@ -66,6 +66,18 @@ async def events(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1
     return [line[6:] if line[6:] == "[DONE]" else json.loads(line[6:]) for line in lines]
 
 
+@pytest.mark.parametrize("field", ["response_format", "tool_choice", "temperature", "tools"])
+async def test_no_depth_is_a_fault_of_ours(http: httpx.AsyncClient, field: str) -> None:
+    for depth in range(400, 1000, 20) if field == "tools" else range(800, 1000):
+        deep = '{"type":' * depth + "1" + "}" * depth
+        if field == "tools":
+            deep = f'[{{"type":"function","function":{{"name":"f","parameters":{deep}}}}}],"tool_choice":"required"'
+        body = f'{{"messages":[{{"role":"user","content":"a"}}],"max_tokens":1,"{field}":{deep}}}'
+        headers = {"content-type": "application/json"}
+        answer = await http.post("/v1/chat/completions", content=body.encode(), headers=headers)
+        assert answer.status_code == 400, (depth, answer.text)
+
+
 @pytest.mark.parametrize("bad", CORPUS, ids=lambda bad: bad.name)
 async def test_bad_input_is_refused_by_field(http: httpx.AsyncClient, client: TableClient, bad: Bad) -> None:
     content = json.dumps(bad.body).encode() if bad.raw is None else bad.raw
