@@ -25,6 +25,18 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 ENV_PREFIX = "DISTSPEC__"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML's own would drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return super().construct_mapping(node, deep)
+
+
 def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[str] = ()) -> Config:
     """A checked configuration.
 
@@ -44,8 +56,9 @@ def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[s
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        raise ConfigError(path.strip("`.").replace("[...]", "") or "(top)", message) from None
+        message, _, path = str(error).partition(" - at ")
+        path = path.removeprefix("`key` in ").strip("`$.").replace("[...]", "")
+        raise ConfigError(path or "(top)", message) from None
     check(config)
     return config
 
@@ -63,9 +76,11 @@ def _read(source: str | Path) -> dict[str, Any]:
             raise ConfigError("config", f"{source!s} is no file and no shipped configuration ({', '.join(named())})")
         path = shipped
     try:
-        tree = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
+        tree = yaml.load(path.read_text(), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"{path}: not YAML: {error}") from None
+    if tree is None:
+        return {}
     if not isinstance(tree, dict):
         raise ConfigError("config", f"{path}: the top level must be a mapping")
     return tree
@@ -79,7 +94,7 @@ def _set(tree: dict[str, Any], path: list[str], text: str) -> None:
         tree[key] = dict(child)
         tree = tree[key]
     try:
-        tree[path[-1]] = yaml.safe_load(text)
+        tree[path[-1]] = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise InvalidValue(".".join(path), text, "a YAML value") from None
 

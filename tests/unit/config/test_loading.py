@@ -173,7 +173,30 @@ def test_a_missing_source_is_told_what_ships(source: str) -> None:
         load(source)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "a: [1, 2"])
+@pytest.mark.parametrize(
+    "text", ["engine: {page_size: 32}\nengine: {device: cpu}", "engine: {page_size: 1, page_size: 2}"]
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"speculation: {{placement: local}}\n{text}")
+    with pytest.raises(ConfigError, match="is there twice"):
+        load(file)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load(file)
+
+
+def test_a_wrong_key_of_a_mapping_is_told_with_its_path() -> None:
+    with pytest.raises(ConfigError) as error:
+        load("local", ["speculation.num_speculative_tokens={a: 1}"])
+    assert error.value.path == "speculation.num_speculative_tokens"
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "a: [1, 2", "[]", "false"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
