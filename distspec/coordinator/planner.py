@@ -197,18 +197,18 @@ class _Advisor:
             return trial
         return None
 
-    def learn(self, tokens_s: float, advice: Advice, then: Facts, now: Facts) -> None:
-        """So much came of an advice while those were the facts; and what they are by now."""
-        self._work, self.is_done = self._compare(tokens_s, advice, then, now), False
+    def learn(self, tokens_s: float, advice: Advice, facts: Facts) -> None:
+        """So much came of an advice while these were the facts."""
+        self._work, self.is_done = self._compare(tokens_s, advice, facts), False
 
-    def _compare(self, tokens_s: float, advice: Advice, then: Facts, now: Facts) -> Iterator[None]:
+    def _compare(self, tokens_s: float, advice: Advice, facts: Facts) -> Iterator[None]:
         """What promises are is known better now too, as steps may have been wider than any before: whatever comes out
-        best is valued anew before it is advised."""
-        promised = yield from then.value(advice)
+        best is valued anew before it is advised; by the same odds as all others, or luck would choose."""
+        promised = yield from facts.value(advice)
         count, ratio = self._measured.get(advice, (0, 0.0))
         count = min(count + 1, MEMORY)
         self._measured[advice] = count, ratio + (tokens_s / promised - ratio) / count
-        known = set[Advice]()
+        now, known = replace(facts, odds=self.facts.odds), set[Advice]()
         while advice not in known:
             yield
             self._values[advice] = yield from now.value(advice)
@@ -326,8 +326,7 @@ class Planner:
             for rank, children in (now.judged - trial.began.judged).elements():
                 luck.observe(0, rank, children)
             tokens_s = (now.tokens - trial.began.tokens) / (now_s - trial.began.now_s)
-            then, by_now = (self._facts(odds, running, verifiers, drafters) for odds in (luck, self._of(kind)))
-            advisor.learn(tokens_s, trial.advice, then, by_now)
+            advisor.learn(tokens_s, trial.advice, self._facts(luck, running, verifiers, drafters))
         return advisor.advice or self._first(policies)
 
     def think(self) -> None:
