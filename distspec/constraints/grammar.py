@@ -120,8 +120,9 @@ def choice_grammar(choices: Sequence[str]) -> str:
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-_WIDE, _NARROW = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
-"""A character of a string of bounded length: as xgrammar has it, and as JSON does, without control characters."""
+_WIDE, _NARROW = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\ud800-\udfff]"
+"""A character of a string of bounded length: as xgrammar has it, and as JSON does, without control characters. Halves
+of surrogate pairs are no text, and would count as three."""
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 _PLACE = re.compile(r"^\[[\d:]+\] \S+ (Check failed: .* is false: )?")
 

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,15 @@ def test_any_object_is_a_json_object(text: str) -> None:
 @pytest.mark.parametrize("text", ["[]", "1", '{"a":1', '{"a": 1}', "{}{}", ""])
 def test_nothing_else_is_and_white_space_is_not_written(text: str) -> None:
     assert not allows(matcher("json_object"), text)
+
+
+def test_a_string_of_bounded_length_holds_no_bytes_that_are_no_text() -> None:
+    """Half of a surrogate pair would come out as three characters."""
+    constraint = Constraint(kind="json_schema", text=json.dumps({"type": "string", "maxLength": 3}))
+    found = xgrammar.GrammarMatcher(grammars().find(constraint).result())
+    assert found.accept_string('"\U0010ffff\ue000')
+    assert not found.accept_string(b"\xed\xa0\x80")
+    assert found.accept_string('\ud7ff"')
 
 
 def test_a_regex_matches_all_of_the_output() -> None:
