@@ -68,7 +68,12 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
     ),
     "bvsp": (
         {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 16, "width": 32, "live": 1000},
-        (_BUSHES, _each("lookahead", 2, 3, 4, 5, 7, 8), _each("steps", 1, 2, 3, 5), _ROUNDS[2:], _each("early", 8, 32)),
+        (
+            (*_BUSHES, {**_WIDEST, "lookahead": 5}),  # wide steps take longer: 6 would end just after the verdict
+            _each("lookahead", 2, 4, 5, 7, 8),
+            _each("steps", 1, 2, 3, 5),
+            _ROUNDS[2:],
+        ),
     ),
     "auto": ({}, ()),
 }
