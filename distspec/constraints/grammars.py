@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
 
 KEPT = 256
+KEPT_BYTES = 1 << 30
+"""Of all that are kept: of a large vocabulary a grammar of many states takes hundreds of megabytes."""
 _THREADS = 2
 """So that one schema that takes seconds does not hold up the next."""
 
@@ -42,12 +44,17 @@ class Grammars:
         """The grammar of a constraint, now or later; its exception is BadConstraint. To be called from one thread."""
         found = self._found.pop(constraint, None)
         if found is None:
+            while self._found and (len(self._found) >= KEPT or self._bytes() > KEPT_BYTES):
+                self._found.popitem(last=False)
             found = self._executor.submit(self._compile, constraint)
             found.add_done_callback(lambda _: self._wake())
         self._found[constraint] = found
-        if len(self._found) > KEPT:
-            self._found.popitem(last=False)
         return found
+
+    def _bytes(self) -> int:
+        """Of the grammars that are ready."""
+        ready = (found for found in self._found.values() if found.done() and found.exception() is None)
+        return sum(found.result().memory_size_bytes for found in ready)
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar:
         with self._loading:

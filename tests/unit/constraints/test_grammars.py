@@ -85,3 +85,16 @@ def test_grammars_that_nobody_asks_for_are_forgotten() -> None:
             grammars.find(Constraint(kind="regex", text=f"{i}"))
         assert grammars.find(DIGITS) is first
         assert grammars.find(Constraint(kind="regex", text="second")) is not second
+
+
+def test_large_grammars_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Slow()
+    load.go.set()
+    grammars = Grammars(load)
+    first = grammars.find(DIGITS)
+    second = grammars.find(Constraint(kind="regex", text="second"))
+    sizes = [found.result().memory_size_bytes for found in (first, second)]
+    monkeypatch.setattr("distspec.constraints.grammars.KEPT_BYTES", sum(sizes) - 1)
+    grammars.find(Constraint(kind="regex", text="third")).result()
+    assert grammars.find(Constraint(kind="regex", text="second")) is second
+    assert grammars.find(DIGITS) is not first
