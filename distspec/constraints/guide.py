@@ -1,10 +1,12 @@
 """The constraint of one slot: its grammar once that is compiled, and masks by it.
 
-Knows one request's constraint and where its output begins. Does not know slots, steps, or who compiles.
+Knows one request's constraint, where its output begins, and what its grammar may cost. Does not know slots, steps, or
+who compiles.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -18,6 +20,12 @@ from distspec.protocol.values import SamplingParams
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
+
+
+SLOW_S = 0.5
+SLOW_PATH_S = 0.02
+"""CPU seconds that the masks of one step, and of each path in it, may take; usual are 0.0001. In an ambiguous grammar a
+token takes ever longer (J. Earley, CACM 1970), which no trial of it foretells, and others wait meanwhile."""
 
 
 class Guide:
@@ -35,12 +43,10 @@ class Guide:
             return None
         if grammars is not None:
             return cls(grammars.find(params.constraint), params.prompt_tokens)
-        failed: Future[CompiledGrammar] = Future()
-        failed.set_exception(BadConstraint("the model has no tokenizer here"))
-        return cls(failed, params.prompt_tokens)
+        return cls(_never("the model has no tokenizer here"), params.prompt_tokens)
 
     def is_ready(self) -> bool:
-        """The grammar is compiled. Raises BadConstraint if it never will be."""
+        """The grammar is compiled. Raises BadConstraint if it never will be, or takes too long to follow."""
         if not self._found.done():
             return False
         self._found.result()
@@ -48,7 +54,10 @@ class Guide:
 
     def fill(self, text: Sequence[int], paths: Sequence[Sequence[int]], bits: Tensor) -> None:
         """Write into bits[i] what may come after text and then paths[i]; see Matcher.fill."""
+        began_s = time.thread_time()
         self.at(text).fill(paths, bits)
+        if time.thread_time() - began_s > max(SLOW_S, SLOW_PATH_S * len(paths)):
+            self._found = _never("ambiguous: it takes too long to follow")
 
     def at(self, text: Sequence[int]) -> Matcher:
         """The matcher at the end of a text, prompt included."""
@@ -82,3 +91,9 @@ class Hint:
             return self._guide.at(text) if self._guide.is_ready() else None
         except BadConstraint:
             return None
+
+
+def _never(why: str) -> Future[CompiledGrammar]:
+    failed: Future[CompiledGrammar] = Future()
+    failed.set_exception(BadConstraint(why))
+    return failed

@@ -139,14 +139,16 @@ class Desk:
         return [Refused(request=message.request, epoch=message.epoch, reason=reason, task=task)]
 
     def compiled(self) -> list[Reply]:
-        """Grammars may have become ready: the messages that waited for them go on."""
+        """Grammars may have become ready, or too slow: the messages that waited for them go on, or end."""
         replies: list[Reply] = []
-        for held in [held for held in self._held if held.compiling]:
+        for held in list(self._held):
             try:
-                held.compiling = not self._engine.is_ready(held.slot)
+                is_ready = self._engine.is_ready(held.slot)
             except BadConstraint:
                 replies.append(self._held.give_up(held, "constraint"))
-            else:
+                continue
+            if held.compiling and is_ready:
+                held.compiling = False
                 replies += self._advance(held)
         return replies
 
@@ -282,7 +284,7 @@ class Desk:
             held.work.absorb(segment, outcome, began_s, step)
             if not held.work.rows:
                 replies += self._finish(held, ended_s)
-        return replies
+        return replies + self.compiled()
 
     def _finish(self, held: Held, ended_s: float) -> list[Reply]:
         """A work is computed: answer it, and go on with the request."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distspec import config
-from distspec.constraints import Compiler, Grammars
+from distspec.constraints import Compiler, Grammars, guide
 from distspec.drafters import Guided, NgramDrafter, StandaloneDrafter
 from distspec.drafters.base import Drafter
 from distspec.engine import Engine
@@ -115,6 +115,20 @@ def test_a_driven_request_waits_too() -> None:
     [verdict] = run(of)
     assert isinstance(verdict, Verdict)
     assert decode([verdict.outcomes[0][1]]) in ("n", "nu", "null")
+
+
+def test_a_grammar_that_takes_too_long_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide, "SLOW_S", 0.0)
+    monkeypatch.setattr(guide, "SLOW_PATH_S", 0.0)
+    of = desk(engine(grammars()))
+    [alone] = serve(of, [params(None, max_tokens=8)])
+    for number, asked in enumerate([params(schema("person")), params(None, max_tokens=8)], 2):
+        of.receive(lease(number, PROMPT, asked))
+    replies = run(of)
+    [refused] = [reply for reply in replies if isinstance(reply, Refused)]
+    assert (refused.request, refused.reason) == (2, "constraint")
+    assert stream(replies, 3) == alone
+    of.check()
 
 
 @pytest.mark.parametrize("is_late", [True, False])
