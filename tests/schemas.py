@@ -167,7 +167,9 @@ SCHEMAS: dict[str, Schema] = {
 # -- random ones ---------------------------------------------------------------------------------------
 
 NAMES = st.sampled_from(["a", "b", "ab", "", 'q"', "é", "\u00800"])
-PATTERNS = st.sampled_from(["^a", "b$", "a|b", "^.{2}$", "^[^a]*$", "^\\d\\w$", "^é[a-f]$", "^$", "x*"])
+PATTERNS = st.sampled_from(
+    ["^a", "b$", "a|b", "^.{2}$", "^[^a]*$", "^\\d\\w$", "^é[a-f]$", "^$", "x*", "^a(^b|c)$", "(^a$)|^b$"]
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from([0.5, -2.25, 1e20]) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
+from distspec.constraints.anchors import are_outermost
 from distspec.errors import BadConstraint
 
 Schema = dict[str, Any]
@@ -166,14 +167,20 @@ def _typed(schema: Schema, at: str, document: _Document) -> Schema:
 
 def _string(schema: Schema, at: str, document: _Document) -> Schema:
     if "pattern" in schema:
-        if not isinstance(schema["pattern"], str) or not document.keeps_strings(schema["pattern"]):
-            raise _refused(at, "pattern", "matches characters that JSON must escape")
+        _check_pattern(schema["pattern"], f"{at}pattern", document)
         for name in ("minLength", "maxLength"):
             if name in schema:
                 raise _refused(at, name, "not supported beside pattern; say it in the pattern")
     if len(schema) > 2:
         schema.pop("format", None)  # a remark by the standard, which xgrammar would take in place of the others
     return schema
+
+
+def _check_pattern(pattern: object, at: str, document: _Document) -> None:
+    if not isinstance(pattern, str) or not document.keeps_strings(pattern):
+        raise _refused(at, "", "matches characters that JSON must escape")
+    if not are_outermost(pattern):
+        raise _refused(at, "", "^ and $ are only supported at the ends of what is matched")
 
 
 def _multiples(schema: Schema, at: str) -> Schema:
@@ -212,8 +219,7 @@ def _object(schema: Schema, at: str, document: _Document) -> Schema:
         if name in schema:
             schema[name] = _exact_each(schema[name], at, name, document)
     for pattern in schema.get("patternProperties", {}):
-        if not document.keeps_strings(pattern):
-            raise _refused(at, f"patternProperties.{pattern}", "matches characters that JSON must escape")
+        _check_pattern(pattern, f"{at}patternProperties.{pattern}", document)
     for name in ("additionalProperties", "unevaluatedProperties", "propertyNames"):
         if name in schema:
             schema[name] = _exact(schema[name], f"{at}{name}.", document)

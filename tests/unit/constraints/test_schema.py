@@ -67,6 +67,8 @@ def test_values_of_a_schema_are_allowed(name: str) -> None:
         ({"anyOf": [DIGIT], "minimum": 5}, "minimum"),
         ({"type": "string", "anyOf": [{"type": "integer"}]}, "anyOf.type"),
         ({"type": "string", "pattern": "a*", "maxLength": 2}, "maxLength"),
+        ({"type": "string", "pattern": "^a(^b|c)$"}, "pattern"),
+        ({"type": "object", "patternProperties": {"a$b": DIGIT}}, "patternProperties"),
         ({"minLength": 1, "minimum": 1}, "type"),
         ({"type": "text"}, "type"),
         ({"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False}, "required"),
