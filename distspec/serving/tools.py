@@ -121,6 +121,7 @@ def offered(request: GenerationRequest) -> list[dict[str, Any]]:
     tools = request.tools if isinstance(request, ChatRequest) else None
     if not isinstance(tools, Sequence | None) or isinstance(tools, str):
         raise InvalidField("tools", tools, "a list of tools")
+    names = set[str]()
     for i, tool in enumerate(tools or ()):
         where = f"tools[{i}]"
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
@@ -128,6 +129,9 @@ def offered(request: GenerationRequest) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
             raise InvalidField(f"{where}.function", function, "an object with a name")
+        if function["name"] in names:
+            raise InvalidField(f"{where}.function.name", function["name"], "a name that no other tool has")
+        names.add(function["name"])
         if not isinstance(function.get("parameters"), Mapping | None):
             raise InvalidField(f"{where}.function.parameters", function["parameters"], "a JSON schema")
         if not isinstance(function.get("strict"), bool | None):

@@ -134,6 +134,7 @@ def called(constraint: Constraint) -> Constraint:
         ({"tools": "x"}, "tools"),
         ({"tools": [{"type": "web"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [tool("a"), tool("b"), tool("a")]}, "tools[2].function.name"),
         ({"tools": [tool("a", parameters=[])]}, "tools[0].function.parameters"),
         ({"tools": [tool("a", strict="yes")]}, "tools[0].function.strict"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
