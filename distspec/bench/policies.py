@@ -75,6 +75,11 @@ def numbers(option: str, text: str, least: float, most: float = math.inf) -> tup
     return values
 
 
+def counts(option: str, text: str) -> list[int]:
+    """Whole numbers from 1 that an option lists. Raises InvalidValue."""
+    return [int(number) for number in numbers(option, text, 1)]
+
+
 def simulated(
     curves: str,
     batches: Sequence[int],

@@ -59,11 +59,11 @@ def measure_attention(
 ) -> None:
     """Microseconds of a layer's attention beside the time that its keys and values take, on one GPU."""
     from distspec.bench.attention import measure
-    from distspec.bench.policies import numbers
+    from distspec.bench.policies import counts
     from distspec.bench.report import report
 
-    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("contexts", contexts))]
-    report(measure(shapes.split(","), backends.split(","), sizes[0], sizes[1], page_size), json)
+    requests, lengths = counts("batch", batch), counts("contexts", contexts)
+    report(measure(shapes.split(","), backends.split(","), requests, lengths, page_size), json)
 
 
 @app.command("engine")
@@ -79,13 +79,13 @@ def measure_engine(
 ) -> None:
     """Milliseconds of a step beside the time that weights and KV take, on one GPU, with random weights."""
     from distspec.bench.engine import measure
-    from distspec.bench.policies import numbers
+    from distspec.bench.policies import counts
     from distspec.bench.report import report
     from distspec.config import load
 
-    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("nodes", nodes))]
-    options = load("local", [*(overrides or ()), f"engine.max_num_seqs={max(sizes[0])}"]).engine
-    report(measure(shapes.split(","), sizes[0], sizes[1], repetitions, options), json)
+    requests, rows = counts("batch", batch), counts("nodes", nodes)
+    options = load("local", [*(overrides or ()), f"engine.max_num_seqs={max(requests)}"]).engine
+    report(measure(shapes.split(","), requests, rows, repetitions, options), json)
 
 
 @app.command("kernels")
@@ -99,11 +99,10 @@ def measure_kernels(
 ) -> None:
     """Microseconds of each fused kernel beside the time that its bytes take, on one GPU, with random weights."""
     from distspec.bench.kernels import measure
-    from distspec.bench.policies import numbers
+    from distspec.bench.policies import counts
     from distspec.bench.report import report
 
-    counts = [int(count) for count in numbers("rows", rows, 1)]
-    report(measure([shape.strip() for shape in shapes.split(",")], counts, forwards=forwards), json)
+    report(measure([shape.strip() for shape in shapes.split(",")], counts("rows", rows), forwards=forwards), json)
 
 
 @app.command("offline")
@@ -172,10 +171,10 @@ def measure_policies(
     from distspec.bench import policies
     from distspec.bench.report import report
 
-    whole = [int(n) for n in policies.numbers("batch", batch or ("1,8,64" if simulate else "1,8"), 1)]
+    whole = policies.counts("batch", batch or ("1,8,64" if simulate else "1,8"))
     if simulate is not None:
         chances = policies.chances(acceptance, synthetic)
-        pools = [int(n) for n in policies.numbers("verifiers", verifiers or "1,2,4", 1)]
+        pools = policies.counts("verifiers", verifiers or "1,2,4")
         rows = policies.simulated(simulate, whole, chances, pools, tokens or 6000, trees)
     else:
         _refuse_simulated(acceptance=acceptance, synthetic=synthetic, verifiers=verifiers, trees=trees)
@@ -203,13 +202,13 @@ def measure_rounds(
     """Tokens per second of rounds with target and drafter on one GPU, over plain decoding, with random weights; how
     long the GPU is idle; and the same where each round is read before the next is launched."""
     from distspec.bench import round as rounds_of
-    from distspec.bench.policies import numbers
+    from distspec.bench.policies import counts
     from distspec.bench.report import report
     from distspec.config import load
 
-    sizes = [[int(n) for n in numbers(name, text, 1)] for name, text in (("batch", batch), ("steps", steps))]
+    requests, drafts = counts("batch", batch), counts("steps", steps)
     options = load("local", overrides or ()).engine
-    rows = rounds_of.measure(pairs.split(","), sizes[0], sizes[1], acceptance, rounds, options)
+    rows = rounds_of.measure(pairs.split(","), requests, drafts, acceptance, rounds, options)
     report(rows, json, rounds_of.FIGURES)
     if png is not None:
         from distspec.bench import bars

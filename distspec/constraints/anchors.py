@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+MISPLACED = "^ and $ are only supported at the ends of what is matched"
+
 _PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?::|P?<\w+>))?|.", re.DOTALL)
 _REPEATS = ("*", "+", "?", "{")
 

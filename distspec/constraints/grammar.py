@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distspec.constraints.anchors import are_outermost
+from distspec.constraints.anchors import MISPLACED, are_outermost
 from distspec.constraints.schema import exact
 from distspec.constraints.shortest import PARTS, shortest
 from distspec.errors import BadConstraint
@@ -88,7 +88,7 @@ class Compiler:
             return self._compiler.compile_grammar(_json_grammar(_loads(text)))
         if kind == "regex":
             if not are_outermost(text):
-                raise BadConstraint("^ and $ are only supported at the ends of what is matched")
+                raise BadConstraint(MISPLACED)
             return self._compiler.compile_regex(text)
         if kind == "grammar":
             return self._compiler.compile_grammar(text)

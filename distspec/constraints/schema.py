@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
-from distspec.constraints.anchors import are_outermost
+from distspec.constraints.anchors import MISPLACED, are_outermost
 from distspec.errors import BadConstraint
 
 Schema = dict[str, Any]
@@ -180,7 +180,7 @@ def _check_pattern(pattern: object, at: str, document: _Document) -> None:
     if not isinstance(pattern, str) or not document.keeps_strings(pattern):
         raise _refused(at, "", "matches characters that JSON must escape")
     if not are_outermost(pattern):
-        raise _refused(at, "", "^ and $ are only supported at the ends of what is matched")
+        raise _refused(at, "", MISPLACED)
 
 
 def _multiples(schema: Schema, at: str) -> Schema:
