@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from distspec.errors import ModelNotServed, RequestError, Unavailable
-from distspec.serving import responses, schema, tools
+from distspec.serving import responses, schema
 from distspec.serving.responses import DONE, Envelope, Extras
 from distspec.serving.results import Stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
@@ -104,7 +104,7 @@ async def _answer(
         logprobs=jobs[0].params.logprobs is not None,
         prompt_logprobs=asked.prompt_logprobs is not None,
         token_ids=bool(asked.return_token_ids),
-        reader=tools.choice(asked).reader(service.limits.tool_call_parser),
+        reader=jobs[0].reader,
     )
     envelope = Envelope.new(kind, service.limits.model, jobs[0].params.seed, asked.n or 1, extras)
     if not asked.stream:

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -22,11 +22,13 @@ from distspec.errors import BadConstraint, InvalidField, RequestError, Unavailab
 from distspec.protocol.messages import Output
 from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, TokenLogprobs, Usage
 from distspec.serving import prompts, sampling, schema, structure, tools
+from distspec.serving.calls import Plain, Reader
 from distspec.serving.limits import Limits
 from distspec.serving.pieces import Pieces
 from distspec.serving.results import Chunk, Completion, PromptReport, stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
 from distspec.serving.text import Decoder, Text, spelled
+from distspec.serving.tools import NO_TOOLS, Choice
 
 
 class Submitter(Protocol):
@@ -42,7 +44,8 @@ class Submitter(Protocol):
 class Job:
     """One stream to generate: a prompt and one of its n choices. stops: strings that end its text; stop_ids: tokens
     that do, beside the model's own. echo: with which the text begins, and where in it each token of the prompt does.
-    is_empty: no token is asked for, so the one that workers make is left out."""
+    is_empty: no token is asked for, so the one that workers make is left out. reader: makes what finds calls of tools
+    in its text."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -52,6 +55,7 @@ class Job:
     echo: tuple[str, tuple[int, ...]] = ("", ())
     stop_ids: frozenset[int] = frozenset()
     is_empty: bool = False
+    reader: Callable[[], Reader] = Plain
 
     def pieces(self, text: Text) -> Pieces:
         return Pieces(self.decoder(text), PromptReport(self.prompt, *self.echo), self.stop_ids)
@@ -90,8 +94,9 @@ class Service:
         turns = prompts.turns(request.messages, self.limits)
         self._check_streams("n", 1, request)
         options = prompts.template_options(request)
-        prompt = await asyncio.to_thread(self.text.chat, turns, tools.offered(request), options)
-        return await self._jobs(request, [("messages", prompt)])
+        choice = tools.choice(request)
+        prompt = await asyncio.to_thread(self.text.chat, turns, choice.tools, options)
+        return await self._jobs(request, [("messages", prompt)], choice)
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """Chunks of one job, the last with a finish_reason. Closing it cancels the job. Raises RequestError."""
@@ -181,9 +186,9 @@ class Service:
         if count > self.limits.max_streams:
             raise InvalidField(field, count, f"at most {self.limits.max_streams} answers (prompts x n) in one request")
 
-    async def _constraint(self, request: GenerationRequest) -> Constraint | None:
+    async def _constraint(self, request: GenerationRequest, choice: Choice) -> Constraint | None:
         """What the output must be, once it is known that workers can compile it. Raises InvalidField, Unavailable."""
-        asked = structure.asked(request, self.limits.tool_call_parser)
+        asked = structure.asked(request, choice, self.limits.tool_call_parser)
         if asked is None:
             return None
         if self._trials is None:
@@ -194,14 +199,17 @@ class Service:
             raise RequestError(f"{asked.field}: {error}", asked.field) from None
         return asked.constraint
 
-    async def _jobs(self, request: GenerationRequest, texts: Sequence[tuple[str, tuple[int, ...]]]) -> list[Job]:
-        """texts: the prompts, each with the field that holds it."""
+    async def _jobs(
+        self, request: GenerationRequest, texts: Sequence[tuple[str, tuple[int, ...]]], choice: Choice = NO_TOOLS
+    ) -> list[Job]:
+        """texts: the prompts, each with the field that holds it. choice: of tools."""
         seed = secrets.randbits(48) if request.seed is None else request.seed
         asked = request.speculation or schema.SpeculationField()
         speculation = SpeculationChoice(policy=asked.policy, num_speculative_tokens=asked.num_speculative_tokens)
         words = request.bad_words
         banned = await asyncio.to_thread(sampling.bad_words, words, self.text, self.limits) if words else ()
         keep = sampling.prompt_room(request, self.limits)
+        reader = choice.reader(self.limits.tool_call_parser)
         own = frozenset(() if request.ignore_eos else self.text.stop_ids)
         known: Counter[tuple[int, ...]] = Counter()  # choices so far; a prompt that comes again has further ones
         jobs = []
@@ -222,18 +230,19 @@ class Service:
             jobs += [
                 Job(
                     kept,
-                    _of_choice(params, choice, choice - first),
+                    _of_choice(params, index, index - first),
                     speculation,
                     schema.stops(request),
                     bool(request.include_stop_str_in_output),
                     echo,
                     frozenset(request.stop_token_ids or ()) - own,
                     is_empty=schema.max_tokens(request)[1] == 0,
+                    reader=reader,
                 )
-                for choice in range(first, known[kept])
+                for index in range(first, known[kept])
             ]
         # Last: a trial takes time of a child that others wait for, and most that is wrong with a request is known here.
-        constraint = await self._constraint(request)
+        constraint = await self._constraint(request, choice)
         if constraint is None:
             return jobs
         return [replace(job, params=structs.replace(job.params, constraint=constraint)) for job in jobs]

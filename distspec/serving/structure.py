@@ -15,9 +15,9 @@ from msgspec import Struct
 from distspec.constraints import choice_grammar
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
-from distspec.serving import tools
 from distspec.serving.limits import valid_text
 from distspec.serving.schema import GenerationRequest
+from distspec.serving.tools import NO_TOOLS, Choice
 
 MAX_CONSTRAINT = 1 << 18
 """Characters of a constraint: it travels to each worker of a request."""
@@ -35,9 +35,9 @@ class Asked(Struct, frozen=True):
     constraint: Constraint
 
 
-def asked(request: GenerationRequest, parser: str | None = None) -> Asked | None:
-    """The one constraint of a request; None if its answer is free. parser: see tools.Choice. Raises InvalidField."""
-    choice = tools.choice(request)
+def asked(request: GenerationRequest, choice: Choice = NO_TOOLS, parser: str | None = None) -> Asked | None:
+    """The one constraint of a request; None if its answer is free. choice: of its tools; parser: see Choice. Raises
+    InvalidField."""
     calls = choice.constraint(parser)
     field = "tools" if choice.kind == "auto" else "tool_choice"
     forms = _response_format(request), _structured_outputs(request), Asked(field, calls) if calls else None

@@ -19,7 +19,7 @@ from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
 from distspec.serving.calls import HERMES, LIST, LLAMA3_JSON, Calls, Named, Plain, Reader, Style
 from distspec.serving.limits import valid_text
-from distspec.serving.schema import ChatRequest, GenerationRequest
+from distspec.serving.schema import ChatRequest
 
 _NAME = '{"name": '
 STYLES: dict[str, Style] = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
@@ -28,25 +28,31 @@ STYLES: dict[str, Style] = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """tool_choice: "none", "auto", "required" or "named" (the tool of this name), among these functions by name.
+    """tool_choice: "none", "auto", "required" or "named" (the tool of this name), among these tools.
 
     parallel: an answer may hold several calls.
     """
 
     kind: Literal["none", "auto", "required", "named"]
-    functions: Mapping[str, Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
     named: str = ""
     parallel: bool = True
+
+    @property
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """Those of the tools, by name."""
+        return {tool["function"]["name"]: tool["function"] for tool in self.tools}
 
     def reader(self, parser: str | None) -> Callable[[], Reader]:
         """Makes what reads an answer. parser: the style in which the model calls of its own accord; without one, such
         an answer is text."""
+        functions = self.functions
         if self.kind == "named":
             return lambda: Named(self.named)
         if self.kind == "required":
-            return lambda: Calls(LIST, self.functions)
+            return lambda: Calls(LIST, functions)
         if self.kind == "auto" and parser is not None:
-            return lambda: Calls(STYLES[parser], self.functions, None if self.parallel else 1)
+            return lambda: Calls(STYLES[parser], functions, None if self.parallel else 1)
         return Plain
 
     def constraint(self, parser: str | None) -> Constraint | None:
@@ -94,33 +100,36 @@ class Choice:
         return {"type": "structural_tag", "format": triggered}
 
 
-def choice(request: GenerationRequest) -> Choice:
-    """Raises InvalidField for a choice among tools that there are not."""
-    if not isinstance(request, ChatRequest):
-        return Choice("none", {})
-    functions = {tool["function"]["name"]: tool["function"] for tool in offered(request)}
+NO_TOOLS = Choice("none")
+"""Of a request that is no chat."""
+
+
+def choice(request: ChatRequest) -> Choice:
+    """Of tools that are looked into here, once. Raises InvalidField for one that is none, or is not there."""
+    tools = _offered(request.tools)
     parallel = request.parallel_tool_calls in (None, True)
     asked = request.tool_choice
     if asked is None or asked == "auto":
-        return Choice("auto", functions, parallel=parallel)
+        return Choice("auto", tools, parallel=parallel)
     if asked == "none":
-        return Choice("none", functions)
-    if not functions:
+        return Choice("none", tools)
+    if not tools:
         raise InvalidField("tool_choice", asked, "tools to choose from")
     if asked == "required":
-        return Choice("required", functions, parallel=parallel)
+        return Choice("required", tools, parallel=parallel)
     function = asked.get("function") if isinstance(asked, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or name not in functions:
-        raise InvalidField("tool_choice", asked, f"none, auto, required, or a function of {', '.join(functions)}")
-    return Choice("named", functions, named=name)
+    names = [tool["function"]["name"] for tool in tools]
+    if name not in names:
+        raise InvalidField("tool_choice", asked, f"none, auto, required, or a function of {', '.join(names)}")
+    return Choice("named", tools, named=str(name))
 
 
-def offered(request: GenerationRequest) -> list[dict[str, Any]]:
-    """The tools of a chat, for its template. Raises InvalidField."""
-    tools = request.tools if isinstance(request, ChatRequest) else None
+def _offered(tools: Any) -> list[dict[str, Any]]:
+    """Raises InvalidField."""
     if not isinstance(tools, Sequence | None) or isinstance(tools, str):
         raise InvalidField("tools", tools, "a list of tools")
+    found = list[dict[str, Any]]()
     names = set[str]()
     for i, tool in enumerate(tools or ()):
         where = f"tools[{i}]"
@@ -137,7 +146,8 @@ def offered(request: GenerationRequest) -> list[dict[str, Any]]:
         if not isinstance(function.get("strict"), bool | None):
             raise InvalidField(f"{where}.function.strict", function["strict"], "a boolean")
         valid_text(where, json.dumps(tool, ensure_ascii=False))
-    return [dict(tool) for tool in tools or ()]
+        found.append(dict(tool))
+    return found
 
 
 def _head(name: str, style: Style) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import httpx
@@ -320,3 +321,22 @@ async def test_strict_tools_constrain_what_the_model_is_free_to_say(
     assert error.value.param == "tools"
     with pytest.raises(openai.BadRequestError, match="one constraint"):
         await client_of.chat.completions.create(**asked, tools=STRICT, response_format={"type": "json_object"})
+
+
+class Looked(list[Any]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("asked", [None, "none", "required", NAMED])
+async def test_tools_are_looked_into_once(asked: Any, service: Service, limits: Limits) -> None:
+    """Schemas of megabytes would be checked again and again."""
+    offered = Looked(TOOLS)
+    [job] = await service.chat_jobs(ask(limits, tools=offered, tool_choice=asked))
+    job.reader()
+    assert offered.times == 1
