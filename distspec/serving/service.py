@@ -23,7 +23,7 @@ from distspec.protocol.messages import Output
 from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, TokenLogprobs, Usage
 from distspec.serving import prompts, sampling, schema, structure, tools
 from distspec.serving.calls import Plain, Reader
-from distspec.serving.limits import Limits
+from distspec.serving.limits import Limits, check_length
 from distspec.serving.pieces import Pieces
 from distspec.serving.results import Chunk, Completion, PromptReport, stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -83,11 +83,16 @@ class Service:
 
     async def completion_jobs(self, request: CompletionRequest) -> list[Job]:
         """Jobs of each prompt in order, its n choices together. Raises InvalidField."""
-        found = prompts.prompts(request.prompt, self.limits, sampling.prompt_room(request, self.limits))
+        keep = sampling.prompt_room(request, self.limits)
+        found = prompts.prompts(request.prompt, self.limits, keep)
         self._check_streams("prompt", len(found), request)
-        ids = [await asyncio.to_thread(self.text.encode, item) if isinstance(item, str) else item for item in found]
         many = isinstance(request.prompt, list) and not isinstance(request.prompt[0], int)
-        return await self._jobs(request, [(f"prompt[{i}]" if many else "prompt", item) for i, item in enumerate(ids)])
+        named = [(f"prompt[{i}]" if many else "prompt", item) for i, item in enumerate(found)]
+        texts = [
+            (field, await asyncio.to_thread(self._tokens, field, item, keep) if isinstance(item, str) else item)
+            for field, item in named
+        ]
+        return await self._jobs(request, texts)
 
     async def chat_jobs(self, request: ChatRequest) -> list[Job]:
         """Jobs of the n choices of a conversation. Raises InvalidField."""
@@ -95,7 +100,9 @@ class Service:
         self._check_streams("n", 1, request)
         options = prompts.template_options(request)
         choice = tools.choice(request)
-        prompt = await asyncio.to_thread(self.text.chat, turns, choice.tools, options)
+        said = await asyncio.to_thread(self.text.render, turns, choice.tools, options)
+        keep = sampling.prompt_room(request, self.limits)
+        prompt = await asyncio.to_thread(self._tokens, "messages", said, keep, is_chat=True)
         return await self._jobs(request, [("messages", prompt)], choice)
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
@@ -180,6 +187,13 @@ class Service:
             async for index, chunk in chunks:
                 found[index].append(chunk)
         return [_joined(*pair) for pair in zip(found, jobs, strict=True)]
+
+    def _tokens(self, field: str, text: str, keep: int | None, *, is_chat: bool = False) -> tuple[int, ...]:
+        """Of a prompt. One of which it is plain that it is too long is not tokenized, unless its end is kept. Raises
+        InvalidField."""
+        if keep is None:
+            check_length(field, self.text.fewest(text), self.limits)
+        return self.text.encode(text, add_special_tokens=not is_chat)
 
     def _check_streams(self, field: str, count: int, request: GenerationRequest) -> None:
         count *= request.n or 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distspec.errors import InvalidField
 from distspec.models.tokenizer import stop_ids
+from distspec.serving.lengths import BYTE_LEVEL, Lengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,11 +24,6 @@ _WINDOW = 32
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """How tokenizers with byte fallback name a byte."""
-_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {
-    chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED)))
-}
-"""How byte-level tokenizers (GPT-2 and its kin) write a byte: one that prints as itself, others from U+0100 on."""
 
 
 class Text:
@@ -36,10 +32,17 @@ class Text:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, eos_token_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # as some are stored, for batches of what they were trained on
+        self._backend.no_padding()
+        self._lengths = Lengths(self._backend)
         added = tokenizer.added_tokens_decoder
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.stop_ids = stop_ids(tokenizer, eos_token_ids)
         self._spelled: dict[int, bytes] = {}
+
+    def fewest(self, text: str) -> int:
+        """Tokens of a text at least, as far as that can be told at a glance."""
+        return self._lengths.fewest(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -68,17 +71,17 @@ class Text:
             return twice[len(once) :].encode()
         if match := _BYTE.fullmatch(name):
             return bytes([int(match[1], 16)])
-        known = [_BYTE_LEVEL.get(char) for char in name]
+        known = [BYTE_LEVEL.get(char) for char in name]
         return bytes(byte for byte in known if byte is not None) if None not in known else once.encode()
 
-    def chat(
+    def render(
         self,
         turns: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
-        """Tokens of a conversation (role and content of each turn), as the chat template has it, which is also told of
-        tools and options; up to where the assistant speaks, unless these say otherwise.
+    ) -> str:
+        """A conversation (role and content of each turn) as the chat template has it, which is also told of tools and
+        options; up to where the assistant speaks, unless these say otherwise. It holds its own special tokens.
 
         Raises InvalidField if there is no chat template, or it does not take these turns.
         """
@@ -90,8 +93,7 @@ class Text:
             )
         except Exception as error:  # a template is a program, and fails in its own ways on what it is given
             raise InvalidField("messages", turns, f"what the chat template takes: {error}") from None
-        # The template spells its own special tokens.
-        return self.encode(str(text), add_special_tokens=False)
+        return str(text)
 
 
 class Detokenizer:

@@ -158,7 +158,7 @@ def test_texts_and_chats_keep_their_end(service: Service) -> None:
     assert job.prompt == service.text.encode(text)[-7:]
     turns = [{"role": "user", "content": text}]
     [job] = jobs_of(service, {"messages": turns, "truncate_prompt_tokens": 9})
-    assert job.prompt == service.text.chat(turns)[-9:]
+    assert job.prompt == service.text.encode(service.text.render(turns), add_special_tokens=False)[-9:]
     with pytest.raises(InvalidField) as caught:
         jobs_of(service, {"prompt": [1] * 180, "truncate_prompt_tokens": 180, "max_tokens": 21})
     assert caught.value.field == "max_tokens"

@@ -13,6 +13,7 @@ from tokenizers import pre_tokenizers
 from distspec.errors import InvalidField
 from distspec.serving.text import Decoder, Detokenizer, StopFinder, Text
 from tests.stops import reference_end
+from tests.words import byte_fallback
 
 UNICODE = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -175,12 +176,19 @@ def test_special_tokens_end_answers_and_have_no_text(text: Text) -> None:
     assert text.decode([*text.encode("ab"), end]) == "ab"
 
 
+def test_a_tokenizer_that_cuts_texts_cuts_no_prompts(fallback_text: Text) -> None:
+    """Some are stored as they were set for training."""
+    tokenizer = byte_fallback()
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    tokenizer.backend_tokenizer.enable_padding(length=200)
+    assert Text(tokenizer).encode("the quick ab") == fallback_text.encode("the quick ab")
+
+
 def test_the_template_is_applied_once(text: Text) -> None:
-    ids = text.chat([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}])
-    spelled = text._tokenizer.decode(ids)
+    spelled = text.render([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}])
     assert spelled == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_what_the_template_refuses_is_the_clients_fault(text: Text) -> None:
     with pytest.raises(InvalidField, match="the assistant cannot speak last"):
-        text.chat([{"role": "assistant", "content": "hi"}])
+        text.render([{"role": "assistant", "content": "hi"}])

@@ -180,7 +180,8 @@ def openai_of(service: Service) -> openai.AsyncOpenAI:
 
 def say(client: TableClient, service: Service, text: str) -> None:
     """The next answers are this text, and then the end."""
-    prompt = service.text.chat(prompts.turns(MESSAGES, service.limits), TOOLS)
+    said = service.text.render(prompts.turns(MESSAGES, service.limits), TOOLS)
+    prompt = service.text.encode(said, add_special_tokens=False)
     client.answers[prompt] = [*service.text.encode(text), service.text.stop_ids[0]]
 
 
@@ -294,7 +295,7 @@ async def test_what_is_echoed_is_content(stream: bool, client: TableClient, limi
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     service = Service(client, Text(tokenizer), limits)
     messages = [*MESSAGES, {"role": "assistant", "content": "<tool_call> I"}]
-    prompt = service.text.chat(prompts.turns(messages, limits), TOOLS)
+    prompt = service.text.encode(service.text.render(prompts.turns(messages, limits), TOOLS), add_special_tokens=False)
     client.answers[prompt] = [*service.text.encode(FREE), service.text.stop_ids[0]]
     found = await told(openai_of(service), stream=stream, messages=messages, extra_body={"echo": True})
     assert (found[0], len(found[1])) == ("<tool_call> II say:", 2)
