@@ -229,6 +229,15 @@ def _messages(max_model_len: int) -> list[Bad]:
             messages=[{"role": "assistant", "content": "", "tool_calls": [1]}],
         ),
         chat("half a surrogate", "messages[0].content", messages=said("\ud800")),
+        *(
+            chat(f"a name, {name!a}", "messages[0].name", messages=[{"role": "user", "content": "a", "name": name}])
+            for name in (5, ["a"], "\ud800")
+        ),
+        chat(
+            "no text of an id",
+            "messages[0].tool_call_id",
+            messages=[{"role": "tool", "content": "a", "tool_call_id": 5}],
+        ),
         chat(
             "half a surrogate of a call answered",
             "messages[0].tool_call_id",

@@ -23,7 +23,7 @@ RESERVED = frozenset(
 )
 """What rendering a template takes for itself (`apply_chat_template` of transformers)."""
 _OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
-"""What a message of a role may hold beside its content; the template is told of it."""
+"""What a message of a role may hold beside its content and the name of who speaks; the template is told of it."""
 
 
 def prompts(value: object, limits: Limits, keep: int | None = None) -> list[str | tuple[int, ...]]:
@@ -53,7 +53,7 @@ def prompts(value: object, limits: Limits, keep: int | None = None) -> list[str 
 
 
 def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, Any]]:
-    """Role and content of each message, content as one string, and calls of tools. Raises InvalidField."""
+    """Role and content of each message, content as one string, its name, and calls of tools. Raises InvalidField."""
     if not messages:
         raise InvalidField("messages", messages, "at least one message")
     check_length("messages", len(messages), limits)  # each is a token at least
@@ -65,12 +65,15 @@ def turns(messages: Sequence[object], limits: Limits) -> list[dict[str, Any]]:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise InvalidField(f"{where}.role", role, f"one of {', '.join(ROLES)}")
-        own = {name: message[name] for name in _OF_ROLE.get(role, ()) if message.get(name)}
+        own = {name: message[name] for name in ("name", *_OF_ROLE.get(role, ())) if message.get(name)}
         for name, value in message.items():
-            if name not in ("role", "content", "name", *own) and value:
+            if name not in ("role", "content", *own) and value:
                 raise InvalidField(f"{where}.{name}", value, "nothing (not supported)")
         if "tool_calls" in own:
             own["tool_calls"] = _calls(f"{where}.tool_calls", own["tool_calls"])
+        for name in own.keys() - {"tool_calls"}:
+            if not isinstance(own[name], str):
+                raise InvalidField(f"{where}.{name}", own[name], "a string")
         for name, value in own.items():
             valid_text(f"{where}.{name}", json.dumps(value, ensure_ascii=False))
         is_silent = "tool_calls" in own and message.get("content") in (None, "")

@@ -18,7 +18,7 @@ from tests.unit.serving.conftest import TableClient
 from tests.words import byte_level
 
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] + ':' + m['content'] }}<|im_end|>{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ (m.name or m['role']) + ':' + m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant:{{ '' if think else 'no ' }}"
     "{{ 1 / (divisor or 1) }}{% endif %}"
 )
@@ -42,6 +42,12 @@ async def prompt_of(limits: Limits, **fields: Any) -> str:
         ({}, TURN + "<|im_start|>assistant:no 1.0"),
         ({"chat_template_kwargs": {"think": True, "other": 1}}, TURN + "<|im_start|>assistant:1.0"),
         ({"add_generation_prompt": False}, TURN),
+        ({"messages": [{"role": "user", "content": "hi", "name": "user"}]}, TURN + "<|im_start|>assistant:no 1.0"),
+        (
+            {"messages": [{"role": "tool", "content": "hi", "name": "clock", "tool_call_id": "a"}]},
+            "<|im_start|>clock:hi<|im_end|><|im_start|>assistant:no 1.0",
+        ),
+        ({"messages": [{"role": "user", "content": "hi", "name": None}]}, TURN + "<|im_start|>assistant:no 1.0"),
         ({"continue_final_message": True, "messages": SAID}, TURN + "<|im_start|>assistant:well,"),
     ],
 )
