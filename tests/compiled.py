@@ -9,6 +9,7 @@ launched by nothing here.
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -69,10 +70,18 @@ def only_compile() -> None:
         compiled = launch(self, *args, warmup=True, **options)
         if compiled.metadata.shared > SHARED_BYTES:
             raise SystemExit(f"{self.__name__} wants {compiled.metadata.shared} bytes of shared memory")
+        if compiled.metadata.launch_pdl and writes_too_soon(compiled.asm["ptx"]):
+            raise SystemExit(f"{self.__name__} may start early, and writes before it is its turn")
         return compiled
 
     JITFunction.run = compiles
     driver.set_active(_Told())
+
+
+def writes_too_soon(code: str) -> bool:
+    """Whether something is written ahead of the wait for the kernel before, or without one."""
+    ahead, wait, _ = code.partition("griddepcontrol.wait")
+    return not wait or re.search(r"\b(st|atom|red)\.\S*global", ahead) is not None
 
 
 def integers(*shape: int) -> Tensor:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from distspec.kernels.launch import in_turn
+
 
 @triton.jit
 def _keyed(q, keys, values, pages, index, inside, stride, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
@@ -122,7 +124,8 @@ def _merge(partial, sums, at, splits, valid, step, start, best, total, M: tl.con
 def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
            GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
            REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
-           TOGETHER: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
+           TOGETHER: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr,
+           EARLY: tl.constexpr):  # fmt: skip
     """One item for one group of query heads: rows of a tile x heads of the group, M at most, against its keys.
 
     Grid (items, GROUPS). q: [rows, heads, DIM + REST] with strides q_row, q_head, 1. REST 0: a group has a KV head of
@@ -130,13 +133,11 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
     numbers, keys: [locations, DIM + REST]. out: [rows, heads * DIM]; pages, limits, masks, items: int64, see tiles.py.
     partial: float32 [splits, GROUPS, M, DIM_PAD], sums: float32 [splits, GROUPS, M], counts: int32 [splits, GROUPS], 0
     before and after. WIDTH: numbers of a row merged at once. scale: of the scores, times log2(e). OFFSET: integers that
-    hold every offset in the keys.
+    hold every offset in the keys. Items and limits are read ahead of kernels.launch.in_turn.
     """
     group = tl.program_id(1)
     item = items + tl.program_id(0) * 10
     rows = tl.load(item + 1)
-    if rows == 0:
-        return
     row, length, least = tl.load(item), tl.load(item + 3).to(tl.int32), tl.load(item + 4).to(tl.int32)
     begin, end = tl.load(item + 5).to(tl.int32), tl.load(item + 6).to(tl.int32)
     at, split, splits = tl.load(item + 7).to(tl.int32), tl.load(item + 8).to(tl.int32), tl.load(item + 9).to(tl.int32)
@@ -146,6 +147,10 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
     heads = group * GROUP + lane % GROUP
     valid = lane < rows * GROUP
     shape = valid[:, None] & (dim < DIM)[None, :]
+    limit = tl.load(limits + own, mask=valid, other=0)
+    in_turn(EARLY)
+    if rows == 0:
+        return
     x_at = q + (own * q_row + heads * q_head)[:, None]
     x = tl.load(x_at + dim[None, :], mask=shape, other=0.0)
     if REST:
@@ -157,7 +162,6 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
         stride = GROUPS * DIM
         keys += group * DIM
         values += group * DIM
-    limit = tl.load(limits + own, mask=valid, other=0)
     mask = masks + own * words
 
     top = tl.full([M], float("-inf"), tl.float32)
@@ -198,7 +202,7 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
 @triton.jit
 def deal(tables, lengths, chains, write, limits, items, offset, rows, width, count, spare_row, spare, programs,
          PAGE: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-         COUNT: tl.constexpr, STEPWISE: tl.constexpr):  # fmt: skip
+         COUNT: tl.constexpr, STEPWISE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """A plan for chains whose lengths only the device knows: what tiles.common and tiles.items make of them.
 
     Grid (items), more than `rows`, the number of chains; chain i: `count` rows from position lengths[chains[i]] +
@@ -206,6 +210,7 @@ def deal(tables, lengths, chains, write, limits, items, offset, rows, width, cou
     chain; STEPWISE: step after step, each a forward of its own with the same items. items: [grid, FIELDS]. Tiles have
     TILE rows, PARTS of them a chain. BLOCK, programs: see tiles.Grid. TILES, COUNT: padded to powers of two.
     """
+    in_turn(EARLY)
     own = tl.program_id(0).to(tl.int64)
     if own < rows:
         row = tl.load(chains + own)

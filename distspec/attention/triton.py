@@ -19,6 +19,7 @@ from torch import Tensor
 from distspec.attention import kernels, tiles
 from distspec.attention.base import Bucket, Places, Span
 from distspec.attention.tiles import FIELDS, Grid
+from distspec.kernels.launch import early
 from distspec.kv.pool import KVPool
 
 
@@ -185,6 +186,7 @@ class TritonBackend:
             texts - 1, self._pool.spare, grid.programs,
             PAGE=self._page_size, TILE=grid.rows, PARTS=parts, BLOCK=grid.block,
             TILES=triton.next_power_of_2(rows * parts), COUNT=triton.next_power_of_2(count), STEPWISE=stepwise,
+            **early(),
         )  # fmt: skip
         # Nothing lies above the committed end: no mask is read.
         launch, pages = (_Launch(items, lanes),), places.tables.view(-1)
@@ -207,7 +209,8 @@ class TritonBackend:
                 GROUPS=self._groups, GROUP=self._group, DIM=self._dim, DIM_PAD=self._pad, REST=self._rest,
                 REST_PAD=self._rest_pad, PAGE=self._page_size, M=shape.lanes, N=shape.block,
                 WIDTH=min(self._pad, shape.width or self._pad), TOGETHER=shape.together, STAGES=shape.stages,
-                PRECISION=self._precision, OFFSET=self._offset, num_warps=shape.warps,
+                PRECISION=self._precision, OFFSET=self._offset, **early(),
+                num_warps=shape.warps,
             )  # fmt: skip
         return out
 

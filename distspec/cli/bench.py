@@ -5,6 +5,7 @@ What they measure comes in with them, since most of it imports torch or Ray.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[Path | None, typer.Option("--json", help="File to write the rows to, as a JSON list.")]
+Early = Annotated[bool, typer.Option(help="Kernels start while the one before ends, where the GPU can do that.")]
 
 
 @app.command("acceptance")
@@ -95,6 +97,7 @@ def measure_kernels(
     ),
     rows: Annotated[str, typer.Option(help="Numbers of rows.")] = "1,8,16,64",
     forwards: Annotated[bool, typer.Option(help="Also whole forwards at a context of 1,024 tokens.")] = True,
+    early: Early = True,
     json: Json = None,
 ) -> None:
     """Microseconds of each fused kernel beside the time that its bytes take, on one GPU, with random weights."""
@@ -102,7 +105,9 @@ def measure_kernels(
     from distspec.bench.policies import counts
     from distspec.bench.report import report
 
-    report(measure([shape.strip() for shape in shapes.split(",")], counts("rows", rows), forwards=forwards), json)
+    with _launches(early):
+        found = measure([shape.strip() for shape in shapes.split(",")], counts("rows", rows), forwards=forwards)
+    report(found, json)
 
 
 @app.command("offline")
@@ -195,6 +200,7 @@ def measure_rounds(
     steps: Annotated[str, typer.Option(help="Numbers of drafts of a round.")] = "1,4",
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a guess is right.")] = 0.8,
     rounds: Annotated[int, typer.Option(min=2, help="Of each cell.")] = 60,
+    early: Early = True,
     overrides: Overrides = None,
     png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
     json: Json = None,
@@ -208,7 +214,8 @@ def measure_rounds(
 
     requests, drafts = counts("batch", batch), counts("steps", steps)
     options = load("local", overrides or ()).engine
-    rows = rounds_of.measure(pairs.split(","), requests, drafts, acceptance, rounds, options)
+    with _launches(early):
+        rows = rounds_of.measure(pairs.split(","), requests, drafts, acceptance, rounds, options)
     report(rows, json, rounds_of.FIGURES)
     if png is not None:
         from distspec.bench import bars
@@ -235,6 +242,15 @@ def measure_transfers(
 
     chosen = (kinds or ("gloo" if cpu else "ipc,nccl")).split(",")
     report(measure(shape, chosen, tokens, repetitions, load("local", overrides or ()).engine, gpus=not cpu), json)
+
+
+def _launches(early: bool) -> AbstractContextManager[None]:
+    """Within, launches are early or they are not."""
+    if early:
+        return nullcontext()
+    from distspec.kernels.launch import one_by_one
+
+    return one_by_one()
 
 
 def _refuse_simulated(**options: str | bool | None) -> None:

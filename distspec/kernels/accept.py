@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
+
 
 @triton.jit
 def _next(token, parent, index, at, outcome, NODES: tl.constexpr):
@@ -21,7 +23,8 @@ def _next(token, parent, index, at, outcome, NODES: tl.constexpr):
 
 @triton.jit
 def _kernel(tokens, parents, outcomes, sources, targets, planes, path, counts, last, nodes, places, width,
-            NODES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            NODES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    in_turn(EARLY)
     slot, plane = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     index = tl.arange(0, NODES)
     inside = index < nodes
@@ -90,6 +93,7 @@ def accept_and_move(
         width,
         NODES=padded,
         BLOCK=block,
+        **early(),
         num_warps=4,
     )
     return path, counts, last

@@ -10,11 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _kernel(gate_up, out, inner, BLOCK: tl.constexpr):
+def _kernel(gate_up, out, inner, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < inner
@@ -27,7 +30,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up: [rows, 2 * inner], contiguous, gates first. Returns silu(gate) * up, [rows, inner], in its dtype."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
-    _kernel[(rows, triton.cdiv(inner, _BLOCK))](gate_up, out, inner, BLOCK=_BLOCK, num_warps=4)
+    _kernel[(rows, triton.cdiv(inner, _BLOCK))](gate_up, out, inner, BLOCK=_BLOCK, **early(), num_warps=4)
     return out
 
 

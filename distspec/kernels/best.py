@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
 from distspec.kernels.pieces import weighed
 from distspec.kernels.sample import perturbed
 
@@ -22,7 +23,8 @@ _BLOCK = 2048
 
 @triton.jit
 def _block(logits, temperatures, keys, scores, tokens, tops, sums, vocab, row_stride, temperature_stride, key_stride,
-           greedy_below, BLOCK: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
+           greedy_below, BLOCK: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    in_turn(EARLY)
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     score = perturbed(logits, temperatures, keys, tops, tops, row, block, vocab, row_stride, temperature_stride,
                       key_stride, greedy_below, False, BLOCK)  # fmt: skip
@@ -40,7 +42,8 @@ def _block(logits, temperatures, keys, scores, tokens, tops, sums, vocab, row_st
 
 @triton.jit
 def _merge(scores, tokens, tops, sums, out_tokens, out_scores, blocks, most, BLOCKS: tl.constexpr, MOST: tl.constexpr,
-           ALL: tl.constexpr):  # fmt: skip
+           ALL: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block, place = tl.arange(0, BLOCKS), tl.arange(0, ALL)
     top = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
@@ -88,6 +91,7 @@ def best_whole(
         greedy_below,
         BLOCK=_BLOCK,
         MOST=width,
+        **early(),
         num_warps=4,
     )
     _merge[(rows,)](
@@ -102,6 +106,7 @@ def best_whole(
         BLOCKS=triton.next_power_of_2(blocks),
         MOST=width,
         ALL=triton.next_power_of_2(blocks * width),
+        **early(),
         num_warps=4,
     )
     return out_tokens, out_scores

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
+
 _HEADS = 8
 """Of a program: a few thousand numbers."""
 
@@ -63,8 +65,9 @@ def _latent_of(latent, norm, rope, keys, location, rows, eps, RANK: tl.constexpr
 @triton.jit(do_not_specialize=["rows"])
 def _kernel(plain, turned, latents, norm, rope, write, queries, keys, rows, turned_row, turned_head, latent_row, scale,
             eps, HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, DIM: tl.constexpr,
-            HALF_PAD: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            HALF_PAD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Grid (rows, blocks of heads + 1): the last program of a row takes its latent, the others its queries."""
+    in_turn(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rope += row * DIM
     if block * BLOCK < HEADS:
@@ -119,6 +122,7 @@ def turn_and_write_latents(
         DIM=dim,
         HALF_PAD=triton.next_power_of_2(dim // 2),
         BLOCK=block,
+        **early(),
     )
     return queries
 

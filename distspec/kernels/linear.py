@@ -4,9 +4,9 @@ Knows rows, matrices and tiles. Does not know models. At a handful of rows such 
 and a step is bound by the number of kernels. So SiLU x up and the residual are added before the result leaves the
 registers, and an RMS norm is a scale: the norm's weight is multiplied into the input, and the root of the input's mean
 square, a number per row, into the result. One row is multiplied elementwise, each program having whole weight rows in
-its registers, and finds that number on the way; more go through the matrix units, padded, and are handed it by the
-product before (`Prepared`). There the warps of a program may share the inputs among them (`split`), which keeps more
-reads in flight where a matrix has few rows.
+its registers, the first of them while the kernel before still runs, and finds that number on the way; more go through
+the matrix units, padded, and are handed it by the product before (`Prepared`). There the warps of a program may share
+the inputs among them (`split`), which keeps more reads in flight where a matrix has few rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
 from distspec.kernels.norm import rms_norm_reference
 from distspec.kernels.tiles import Tile
 
@@ -95,30 +96,49 @@ def _mean(squares, row, rows, inputs, PARTS: tl.constexpr, PARTS_PAD: tl.constex
     return tl.sum(tl.load(squares + part[:, None] * rows + row[None, :], mask=inside, other=0.0), 0) / inputs
 
 
+@triton.jit
+def _load_both(weight, outs, ins, outputs, inputs, EVEN: tl.constexpr, GATED: tl.constexpr):
+    """A tile of weights, gates if GATED, and that of the ups, which lie `outputs` rows below those of gates."""
+    w = _load_weights(weight, outs, ins, outputs, inputs, EVEN)
+    if GATED:
+        return w, _load_weights(weight + outputs * inputs, outs, ins, outputs, inputs, EVEN)
+    return w, w
+
+
+@triton.jit
+def _add_products(x, gain, w, up, row, ins, inputs, acc, acc_up, squared, NORM: tl.constexpr, GATED: tl.constexpr):
+    """Of one row with a tile of weights."""
+    inside = ins < inputs
+    value = tl.load(x + row.to(tl.int64)[:, None] * inputs + ins, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        squared += value * value
+        value *= tl.load(gain + ins, mask=inside, other=0.0).to(tl.float32)
+    acc += value * w.to(tl.float32)
+    if GATED:
+        acc_up += value * up.to(tl.float32)
+    return acc, acc_up, squared
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _one_row(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, rows, eps,
              outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
              SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
              PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-             ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
-    """M = 1, SPLIT = 1, and the norm is applied here. Weight rows of ups lie `outputs` below those of gates."""
+             ADD: tl.constexpr, PREPARE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """M = 1, SPLIT = 1, and the norm is applied here."""
     row = tl.arange(0, 1) + tl.program_id(1)
     outs = tl.program_id(0) * N + tl.arange(0, N)
+    ins = tl.arange(0, K)[None, :]
+    w, up = _load_both(weight, outs[:, None], ins, outputs, inputs, EVEN, GATED)
+    in_turn(EARLY)
     acc = tl.zeros([N, K], tl.float32)
     acc_up = tl.zeros([N, K], tl.float32)
     squared = tl.zeros([1, K], tl.float32)
-    for start in tl.range(0, inputs, K, num_stages=STAGES):
+    acc, acc_up, squared = _add_products(x, gain, w, up, row, ins, inputs, acc, acc_up, squared, NORM, GATED)
+    for start in tl.range(K, inputs, K, num_stages=STAGES):
         ins = (start + tl.arange(0, K))[None, :]
-        inside = ins < inputs
-        w = _load_weights(weight, outs[:, None], ins, outputs, inputs, EVEN)
-        value = tl.load(x + row.to(tl.int64)[:, None] * inputs + ins, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            squared += value * value
-            value *= tl.load(gain + ins, mask=inside, other=0.0).to(tl.float32)
-        acc += value * w.to(tl.float32)
-        if GATED:
-            w = _load_weights(weight + outputs * inputs, outs[:, None], ins, outputs, inputs, EVEN)
-            acc_up += value * w.to(tl.float32)
+        w, up = _load_both(weight, outs[:, None], ins, outputs, inputs, EVEN, GATED)
+        acc, acc_up, squared = _add_products(x, gain, w, up, row, ins, inputs, acc, acc_up, squared, NORM, GATED)
     mean = tl.sum(squared, 1) / inputs
     y, up = tl.sum(acc, 1)[None, :], tl.sum(acc_up, 1)[None, :]
     _finish(y, up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
@@ -130,8 +150,9 @@ def _some_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled,
                outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
                SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
                PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-               ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
+               ADD: tl.constexpr, PREPARE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """M rows at a time, SPLIT = 1."""
+    in_turn(EARLY)
     row = tl.program_id(1) * M + tl.arange(0, M)
     outs = tl.program_id(0) * N + tl.arange(0, N)
     acc = tl.zeros([M, N], tl.float32)
@@ -154,8 +175,9 @@ def _shared_rows(x, weight, gain, squares, bias, residual, next_gain, out, scale
                  outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
                  SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
                  PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-                 ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
+                 ADD: tl.constexpr, PREPARE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """As _some_rows, for matrices that are not gated, the inputs shared among SPLIT parts of a program."""
+    in_turn(EARLY)
     row = tl.program_id(1) * M + tl.arange(0, M)
     outs = tl.program_id(0) * N + tl.arange(0, N)
     part = (tl.arange(0, SPLIT) * K)[:, None, None]
@@ -185,9 +207,9 @@ def linear(
     """norm(x) times weight transposed, plus bias and residual; gated: silu of the first half times the second.
 
     x: [rows, inputs], contiguous; or rows prepared for their norm, if `shape` has more than one row. norm: of x, if it
-    has one row. weight: [outputs, inputs], or [2 * outputs, inputs] if gated, contiguous, of x's dtype; bias:
-    [outputs]; residual: [rows, outputs]. shape: how the work is cut up, see tiles.tile. Accumulated in float32. Returns
-    [rows, outputs] in out_dtype, x's by default.
+    has one row. weight: [outputs, inputs], or [2 * outputs, inputs] if gated, contiguous, of x's dtype, read ahead of
+    kernels.launch.in_turn; bias: [outputs]; residual: [rows, outputs]. shape: how the work is cut up, see tiles.tile.
+    Accumulated in float32. Returns [rows, outputs] in out_dtype, x's by default.
     """
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = weight.new_empty(_rows(x).shape[0], outputs, dtype=out_dtype or weight.dtype)
@@ -256,6 +278,7 @@ def _launch(
         GATED=gated,
         ADD=residual is not None,
         PREPARE=ready is not None,
+        **early(),
         num_warps=shape.warps,
     )
 

@@ -11,11 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
+
 
 @triton.jit
-def _kernel(x, delta, weight, total, out, width, eps, ADD: tl.constexpr, WIDTH: tl.constexpr):
+def _kernel(x, delta, weight, total, out, width, eps, ADD: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr):
     at = tl.arange(0, WIDTH)
     inside = at < width
+    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    in_turn(EARLY)
     here = tl.program_id(0).to(tl.int64) * width + at
     value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
     if ADD:
@@ -24,7 +28,6 @@ def _kernel(x, delta, weight, total, out, width, eps, ADD: tl.constexpr, WIDTH: 
         tl.store(total + here, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + here, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
 
@@ -60,4 +63,5 @@ def _launch(x: Tensor, delta: Tensor | None, weight: Tensor, total: Tensor, out:
     block = triton.next_power_of_2(width)
     warps = min(16, max(1, block // 512))
     add = delta is not None
-    _kernel[(rows,)](x, delta if add else x, weight, total, out, width, eps, ADD=add, WIDTH=block, num_warps=warps)
+    sizes = {"ADD": add, "WIDTH": block}
+    _kernel[(rows,)](x, delta if add else x, weight, total, out, width, eps, **sizes, **early(), num_warps=warps)

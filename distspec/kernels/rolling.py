@@ -10,12 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
 from distspec.kernels.splitmix import STEP, mixed
 
 
 @triton.jit
 def _spread(lengths, keys, reals, slots, positions, integers, out, offset, rows, count, spare_row,
-            COUNT: tl.constexpr, STEPWISE: tl.constexpr):  # fmt: skip
+            COUNT: tl.constexpr, STEPWISE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    in_turn(EARLY)
     own, i = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
     slot = tl.load(slots + own)
     at = tl.maximum(tl.load(lengths + slot) + offset + i, 0)
@@ -49,13 +51,16 @@ def spread(
         len(lengths) - 1,
         COUNT=triton.next_power_of_2(count),
         STEPWISE=stepwise,
+        **early(),
         num_warps=1,
     )
     return positions, integers, out
 
 
 @triton.jit
-def _settle(lengths, last, slots, chain, outcomes, results, count, spare_row, COUNT: tl.constexpr):
+def _settle(lengths, last, slots, chain, outcomes, results, count, spare_row, COUNT: tl.constexpr,
+            EARLY: tl.constexpr):  # fmt: skip
+    in_turn(EARLY)
     own, i = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
     slot = tl.load(slots + own)
     outcome = tl.load(outcomes + own * count + i, mask=i < count, other=-1)
@@ -81,6 +86,7 @@ def settle(lengths: Tensor, last: Tensor, slots: Tensor, chain: Tensor, outcomes
         count,
         len(lengths) - 1,
         COUNT=triton.next_power_of_2(count),
+        **early(),
         num_warps=1,
     )
     return results
@@ -94,7 +100,8 @@ def _mix(state, part):
 
 @triton.jit
 def _make_up(integers, tokens, out, rows, vocab, row_stride, token_stride, LEAST: tl.constexpr, GUESS: tl.constexpr,
-             BLOCK: tl.constexpr):  # fmt: skip
+             BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    in_turn(EARLY)
     own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = own < rows
     key = _mix(tl.zeros([BLOCK], tl.uint64), tl.load(integers + own * row_stride + 1, mask=inside, other=0))
@@ -125,6 +132,7 @@ def make_up(integers: Tensor, tokens: Tensor, vocab: int, least: int | None) -> 
         LEAST=least or 0,
         GUESS=least is not None,
         BLOCK=block,
+        **early(),
         num_warps=1,
     )
     return out

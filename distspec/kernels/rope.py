@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
@@ -47,7 +49,7 @@ def _store_halves(at, a, b, mask, DIM: tl.constexpr):
 @triton.jit
 def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, values, max_position, eps,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GROUP_PAD: tl.constexpr,
-            HALF_PAD: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+            HALF_PAD: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """One program for a row and a KV head, with the query heads that share it. All that it reads is asked for before
     anything is written, so that it waits for memory once."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -55,6 +57,11 @@ def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, v
     lane, member = tl.arange(0, HALF_PAD), tl.arange(0, GROUP_PAD)
     inside = lane < DIM // 2
     position, location = tl.load(positions + row), tl.load(write + row)
+    cos = tl.load(table + position * DIM + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+    # The table's sines of second halves have their own sign, those of first halves the opposite one.
+    sines = table + (max_position + position) * DIM + DIM // 2
+    sin = tl.load(sines + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+    in_turn(EARLY)
     line = qkv + row * ((HEADS + 2 * KV_HEADS) * DIM)
     several = (member < GROUP)[:, None] & inside[None, :]
     own = (kv_head * GROUP + member)[:, None] * DIM + lane[None, :]
@@ -63,10 +70,6 @@ def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, v
     key = line + (HEADS + kv_head) * DIM + lane[None, :]
     k1, k2 = _load_halves(key, one, DIM)
     v1, v2 = _load_halves(key + KV_HEADS * DIM, one, DIM)
-    cos = tl.load(table + position * DIM + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
-    # The table's sines of second halves have their own sign, those of first halves the opposite one.
-    sines = table + (max_position + position) * DIM + DIM // 2
-    sin = tl.load(sines + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
 
     q1, q2 = _turn(q1, q2, cos, sin, query_norm, eps, lane, inside, DIM, NORM)
     k1, k2 = _turn(k1, k2, cos, sin, key_norm, eps, lane, inside, DIM, NORM)
@@ -89,7 +92,8 @@ def rope_and_write(
 
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], contiguous; table: cosines and signed sines of every position,
     [2, max_position, head_dim]; positions: int64 [rows]; write: int64 [rows], a negative one writes nothing;
-    keys, values: [locations, kv_heads, head_dim], written to. Computed in float32. Returns queries [rows, heads,
+    keys, values: [locations, kv_heads, head_dim], written to. Positions, locations and the table are read ahead of
+    kernels.launch.in_turn. Computed in float32. Returns queries [rows, heads,
     head_dim] in qkv's dtype.
     """
     rows, (_, kv_heads, dim) = qkv.shape[0], keys.shape
@@ -113,6 +117,7 @@ def rope_and_write(
         GROUP_PAD=triton.next_power_of_2(heads // kv_heads),
         HALF_PAD=triton.next_power_of_2(dim // 2),
         NORM=norms is not None,
+        **early(),
         num_warps=1 if heads // kv_heads * dim <= 512 else 4,
     )
     return queries

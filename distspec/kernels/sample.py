@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.kernels.launch import early, in_turn
 from distspec.kernels.splitmix import STEP, mixed
 from distspec.kernels.truncate import Kept, scaled
 
@@ -67,8 +68,9 @@ def perturbed(logits, temperatures, keys, tops, depths, row, block, vocab, row_s
 
 @triton.jit
 def _score(logits, temperatures, keys, tops, depths, scores, tokens, vocab, row_stride, temperature_stride, key_stride,
-           greedy_below, LIMITED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+           greedy_below, LIMITED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """The best token of a block, and its score."""
+    in_turn(EARLY)
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     score = perturbed(logits, temperatures, keys, tops, depths, row, block, vocab, row_stride, temperature_stride,
                       key_stride, greedy_below, LIMITED, BLOCK)  # fmt: skip
@@ -78,7 +80,8 @@ def _score(logits, temperatures, keys, tops, depths, scores, tokens, vocab, row_
 
 
 @triton.jit
-def _choose(scores, tokens, out, blocks, BLOCKS: tl.constexpr):
+def _choose(scores, tokens, out, blocks, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
+    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
     score = tl.load(scores + row * blocks + block, mask=block < blocks, other=float("-inf"))
@@ -115,7 +118,9 @@ def draw_whole(
         greedy_below,
         LIMITED=stays is not None,
         BLOCK=_BLOCK,
+        **early(),
         num_warps=4,
     )
-    _choose[(rows,)](scores, tokens, out, blocks, BLOCKS=triton.next_power_of_2(blocks), num_warps=1)
+    padded = triton.next_power_of_2(blocks)
+    _choose[(rows,)](scores, tokens, out, blocks, BLOCKS=padded, **early(), num_warps=1)
     return out
