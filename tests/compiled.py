@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from distspec import attention, kernels
 from distspec.attention import Places, Span
+from distspec.attention.nodes import NATURAL, Nodes
 from distspec.attention.triton import TritonBackend
 from distspec.kernels.accept import accept_and_move
 from distspec.kernels.activation import silu_mul
@@ -155,7 +156,7 @@ def pages() -> None:
 
 
 def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
-    """A chain that the device plans, and a tree."""
+    """A chain that the device plans, and trees, whole and in two parts."""
     pool = KVPool(1, 64, kv_heads, dim, latent=latent, dtype=torch.bfloat16, device=torch.device("cpu"))
     backend = TritonBackend(pool, 16, heads)
     places = Places(integers(3, 4), integers(3), integers(2), 0)
@@ -163,6 +164,12 @@ def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
     tree = Span([0, 1], 10, 1, ([10], [10, 11]), [9, 10, 11])
     for plan, rows in ((backend.chains(places, 2), 4), (backend.plan([tree]), 3)):
         backend.read(plan, 0, halves(rows, heads, dim))
+    nodes = Nodes(pool, 16, heads)
+    for count in (2, 30):
+        span = Span([0, 1], 1, 1, tuple([1 + node] for node in range(count)), [])
+        first = halves(count + 1, heads, latent or dim)
+        log_sums = torch.zeros(heads, count + 1).t()
+        nodes.read(nodes.plan([span], [0]), 0, halves(count + 1, heads, dim), first, log_sums, NATURAL, first)
 
 
 def never_compiled() -> list[str]:

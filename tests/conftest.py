@@ -67,7 +67,7 @@ def _interpreter() -> str | None:
 
 
 def _flash() -> str | None:
-    from distspec.attention.flash import flash_package
+    from distspec.attention.available import flash_package
 
     return None if flash_package() else "vllm.vllm_flash_attn or vllm_flash_attn needed"
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.machinery import PathFinder
 
 import torch
 
+from distspec.attention.available import missing_for_flash, missing_for_triton
 from distspec.attention.base import AttentionBackend, Bucket, DevicePlans, Places, Span, StaticPlans
-from distspec.attention.flash import FlashBackend, missing_for_flash
 from distspec.attention.sdpa import SdpaBackend
 from distspec.errors import InvalidValue
 
@@ -26,6 +25,8 @@ def _triton() -> type[AttentionBackend]:
 
 
 def _flash() -> type[AttentionBackend]:
+    from distspec.attention.flash import FlashBackend
+
     return FlashBackend
 
 
@@ -53,7 +54,7 @@ def choose(
     if name != "auto" and latent != (name == LATENT):
         keeps, need = ("latents", [LATENT]) if latent else ("keys and values, not latents", sorted(BACKENDS))
         raise InvalidValue("engine.attention_backend", name, f"{' or '.join(['auto', *need])}: the model keeps {keeps}")
-    missing = {"flash": missing_for_flash(device, dtype), "triton": _missing_for_triton(device)}
+    missing = {"flash": missing_for_flash(device, dtype), "triton": missing_for_triton(device)}
     if name in ("auto", LATENT):
         lacks, kind = missing["triton"], f"{LATENT}, " if latent else ""
         if lacks:
@@ -62,14 +63,3 @@ def choose(
     if lacks := missing.get(name):
         raise InvalidValue("engine.attention_backend", name, f"sdpa: {lacks}")
     return BACKENDS[name](), f"{name}: configured"
-
-
-def _missing_for_triton(device: torch.device) -> str | None:
-    """Why Triton kernels cannot run here; None if they can."""
-    if device.type != "cuda":
-        return f"Triton kernels need CUDA, the device is {device.type}"
-    if PathFinder.find_spec("triton") is None:
-        return "triton is not installed"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "Triton kernels need compute capability 8.0"
-    return None

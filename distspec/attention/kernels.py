@@ -199,6 +199,56 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
             tl.store(count, 0)
 
 
+@triton.jit(do_not_specialize=["words", "sums_row", "sums_head"])
+def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, q_head, sums_row, sums_head, words,
+         scale, unit, GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+         REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+         PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
+    """As attend, of keys above some that were attended to before: the walk goes on from what was found there.
+
+    Grid (items, GROUPS); items: see nodes.py. Rows of q and out are those of the step, of all else those of the earlier
+    call. first: [rows, heads, DIM], what that call returned; sums: its log-sums, float32, with strides sums_row and
+    sums_head, times `unit` binary logarithms; -inf or +inf: it had no keys.
+    """
+    group = tl.program_id(1)
+    item = items + tl.program_id(0) * 7
+    row, place, rows = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    pages += tl.load(item + 3)
+    begin, length, end = tl.load(item + 4).to(tl.int32), tl.load(item + 5).to(tl.int32), tl.load(item + 6).to(tl.int32)
+    lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+    own, at = place + lane // GROUP, row + lane // GROUP
+    heads = group * GROUP + lane % GROUP
+    valid = lane < rows * GROUP
+    shape = valid[:, None] & (dim < DIM)[None, :]
+    x_at = q + (at * q_row + heads * q_head)[:, None]
+    x = tl.load(x_at + dim[None, :], mask=shape, other=0.0)
+    if REST:
+        rest = tl.arange(0, REST_PAD)
+        x_rest = tl.load(x_at + (DIM + rest)[None, :], mask=valid[:, None] & (rest < REST)[None, :], other=0.0)
+        stride = DIM + REST
+    else:
+        x_rest = x
+        stride = GROUPS * DIM
+        keys += group * DIM
+        values += group * DIM
+    limit = tl.load(limits + own, mask=valid, other=0)
+    mask = masks + own * words
+
+    top = tl.load(sums + own * sums_row + heads * sums_head, mask=valid, other=float("-inf")) * unit
+    some = tl.abs(top) != float("inf")
+    top = tl.where(some, top, float("-inf"))
+    total = tl.where(some, 1.0, 0.0)
+    target = own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
+    acc = tl.load(first + target, mask=shape & some[:, None], other=0.0).to(tl.float32)
+    for start in tl.range(begin, end, N, num_stages=1):
+        top, total, acc = _block(x, x_rest, keys, values, pages, mask, valid, limit, length, start, end, words, stride,
+                                 scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, True, PRECISION,
+                                 OFFSET)  # fmt: skip
+    acc /= tl.where(total == 0, 1.0, total)[:, None]
+    target = at[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
+    tl.store(out + target, acc.to(out.dtype.element_ty), mask=shape)
+
+
 @triton.jit
 def deal(tables, lengths, chains, write, limits, items, offset, rows, width, count, spare_row, spare, programs,
          PAGE: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,

@@ -133,3 +133,8 @@ def items(work: Sequence[Tile], grid: Grid) -> list[int]:
             out += (tile.row, tile.rows, tile.table, tile.length, tile.least, begin, end, place, split, splits)
         place += splits if splits > 1 else 0
     return out
+
+
+def groups(heads: int, most: int) -> int:
+    """Into how many groups of equal size, of up to `most`, heads are dealt that share all they read."""
+    return next(count for count in range(-(-heads // most), heads + 1) if heads % count == 0)

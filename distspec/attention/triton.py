@@ -101,7 +101,7 @@ class TritonBackend:
         kv_heads, key_dim = pool.data.shape[-2:]
         full = pool.data.dtype == torch.float32
         shapes = _SHAPES[pool.latent > 0, full]
-        self._groups = _groups(num_heads, shapes[-1].lanes) if pool.latent else kv_heads
+        self._groups = tiles.groups(num_heads, shapes[-1].lanes) if pool.latent else kv_heads
         self._pool = pool
         self._page_size = page_size
         self._group = num_heads // self._groups
@@ -254,8 +254,3 @@ class TritonBackend:
         grid = self._grid(lanes)
         found = tiles.tiles(spans, starts, grid.rows)
         return tiles.items([tile for own, is_one in zip(found, chosen, strict=True) if is_one for tile in own], grid)
-
-
-def _groups(heads: int, most: int) -> int:
-    """Into how many groups of equal size, of up to `most`, heads are dealt that share all they read."""
-    return next(count for count in range(-(-heads // most), heads + 1) if heads % count == 0)

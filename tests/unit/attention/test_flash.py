@@ -1,4 +1,4 @@
-"""What FlashAttention is asked for, and where it is refused; what it computes is tested on a GPU."""
+"""What FlashAttention is asked for, and where it is refused; what the package itself computes is tested on a GPU."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.attention import Span, choose
-from distspec.attention.flash import FlashBackend, missing_for_flash, straightened
+from distspec.attention import Span, choose, flash
+from distspec.attention.available import missing_for_flash
+from distspec.attention.flash import FlashBackend, straightened
 from distspec.errors import InvalidValue
 from distspec.kv.pool import KVPool
-from tests.unit.attention.test_sdpa import CPU, random_span, visible
+from tests.unit.attention.test_sdpa import CPU, compare, random_span, visible
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 6, 20]))
@@ -32,6 +33,51 @@ def test_only_chains_at_the_committed_end_are_straight() -> None:
     for nodes in (([8], [9], [10, 8]), ([9], [8, 9], [10, 8, 9]), ([9], [10, 9], [11, 10, 9])):
         tree = Span(pages, 8, 0, nodes, write)
         assert straightened(tree) is tree
+
+
+def written_out(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    seqused_k: torch.Tensor,
+    max_seqlen_k: int,
+    block_table: torch.Tensor,
+    causal: bool,
+    return_softmax_lse: bool,
+    fa_version: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The package's call, as it documents it. keys, values: [pages, page_size, kv_heads, dim]."""
+    assert return_softmax_lse
+    assert fa_version == 3
+    group = q.shape[1] // keys.shape[2]
+    out, sums = torch.zeros_like(q), torch.full((q.shape[1], len(q)), -torch.inf)
+    starts = cu_seqlens_q.tolist()
+    for first, end, count, pages in zip(starts, starts[1:], seqused_k.tolist(), block_table, strict=False):
+        assert end - first <= max_seqlen_q
+        assert count <= max_seqlen_k
+        k, v = (x[pages].flatten(0, 1)[:count].repeat_interleave(group, 1) for x in (keys, values))
+        scores = torch.einsum("rhd,khd->hrk", q[first:end], k) * q.shape[2] ** -0.5
+        if causal:
+            scores += torch.full_like(scores, -torch.inf).triu(count - (end - first) + 1)
+        if count:
+            out[first:end] = torch.einsum("hrk,khd->rhd", scores.softmax(-1), v)
+            sums[:, first:end] = scores.logsumexp(-1)
+    return out, sums
+
+
+@pytest.mark.needs("interpreter")
+@settings(max_examples=20)
+@given(
+    st.integers(0, 2**32), st.sampled_from([16, 64]), st.lists(st.sampled_from([1, 2, 6, 20]), min_size=1, max_size=4)
+)
+def test_rows_see_their_path_and_nothing_else(seed: int, page_size: int, sizes: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash, "_load", lambda: written_out)
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        compare(FlashBackend, seed, page_size, (6, 2), sizes, CPU, torch.float32)
 
 
 def test_what_it_lacks_is_said() -> None:
