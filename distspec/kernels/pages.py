@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS = 4
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _launch(data: Tensor, features: Tensor, locations: Tensor, content: Tensor, 
     planes, width = data.shape[0] * data.shape[1], data.shape[3] * data.shape[4]
     if not len(locations):
         return
-    bits = _BITS[data.dtype.itemsize]
+    bits = BITS[data.dtype.itemsize]
     _kernel[(triton.cdiv(len(locations), _ROWS), planes + bool(features.shape[1]))](
         data.view(bits),
         features.view(bits),

@@ -6,8 +6,26 @@ or what its features are for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from msgspec import Struct, structs
 from torch import Tensor
+
+from distspec.kv.sequence import Spots
+
+
+class Layout(Struct, frozen=True):
+    """What two pools must have alike for one to read the other, and `places`, which may differ."""
+
+    places: int
+    planes: int
+    width: int
+    features: int
+    dtype: str
+
+    def fits(self, other: Layout) -> bool:
+        return structs.replace(self, places=other.places) == other
 
 
 class KVPool:
@@ -50,6 +68,23 @@ class KVPool:
     ) -> int:
         """Bytes that one position takes in all layers, with its features."""
         return (layers * (1 if latent else 2) * kv_heads * head_dim + features) * dtype.itemsize
+
+    @property
+    def layout(self) -> Layout:
+        layers, planes, places, kv_heads, head_dim = self.data.shape
+        return Layout(places, layers * planes, kv_heads * head_dim, self.features.shape[1], str(self.data.dtype))
+
+    @property
+    def memory(self) -> tuple[Tensor, ...]:
+        """What others may read; as long as this pool lives."""
+        return (self.data, self.features) if self.features.numel() else (self.data,)
+
+    def pull(self, spots: Spots, addresses: Sequence[int], layout: Layout, theirs: Spots, count: int) -> None:
+        """Write what lies at `theirs` in the pool of another process, whose `memory` has these addresses here and whose
+        layout fits, to spots of this one. One kernel of the present stream, which reads both."""
+        from distspec.kernels.pull import pull_pages  # imports Triton
+
+        pull_pages(self.data, self.features, spots, addresses, layout.places, theirs, count)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy what lies at `sources` to `destinations`, all at once, so that locations may swap."""

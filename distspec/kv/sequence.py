@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 from distspec.errors import IllegalTransition
 from distspec.kv.pages import PageAllocator
@@ -24,6 +25,19 @@ from distspec.protocol.values import ROOT, Node
 
 Move = tuple[int, int]
 """(source, destination), logical indices. Moves of one list happen at once: gather all, then scatter."""
+
+
+class Spots(NamedTuple):
+    """Where committed positions that follow each other lie. offset: the first one's place in the first page."""
+
+    pages: list[int]
+    offset: int
+    page_size: int
+
+    def behind(self, positions: int) -> Spots:
+        """Those of the positions but for so many at the start."""
+        at = self.offset + positions
+        return Spots(self.pages[at // self.page_size :], at % self.page_size, self.page_size)
 
 
 @dataclass(slots=True)
@@ -201,6 +215,11 @@ class Sequence:
         first, last = start // size, -(-(start + length) // size)
         rows = [page * size + offset for page in self.pages[first:last] for offset in range(size)]
         return rows[start - first * size :][:length]
+
+    def spots(self, start: int, length: int) -> Spots:
+        """The same by their pages, which are fewer."""
+        size = self._books.page_size
+        return Spots(self.pages[start // size : -(-(start + length) // size)], start % size, size)
 
     def _places(self, nodes: Seq[Node], root: int, length: int) -> list[tuple[int, int]]:
         """(parent, position) of each node to add below `root`, or below nodes that hang on it."""

@@ -3,14 +3,15 @@
 A ticket moves what is kept of some positions of one request, KV and features, from one worker to another. Its pages
 belong to it until it is done or closed: the source's may be read, the destination's may be written. It may begin before
 all of its positions are computed: they cross as they come. Knows nothing of requests, slots or pages: reading and
-writing are given as functions.
+writing are given as functions. Where the destination sees the source's memory, it reads there itself; one that read
+pages of a ticket that was closed meanwhile is told so, and keeps nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -32,22 +33,33 @@ class End:
     incarnation: int
 
 
+class Lies(NamedTuple):
+    """What is kept of some positions, where it lies. memory: contiguous tensors that outlive every ticket. note: says
+    to `Incoming.pull` where in them, and what they are."""
+
+    memory: tuple[Tensor, ...]
+    note: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """read(positions): what is kept of them, one tensor, which is there when it returns; called while the ticket is
-    open only, and when `Transport.advance` has named them."""
+    open only, and when `Transport.advance` has named them. lies(positions): where that is, for a destination that sees
+    this memory; called likewise. None: nowhere that stays."""
 
     ticket: int
     peer: End
     pieces: tuple[range, ...]
     read: Callable[[range], Tensor]
     done: Done
+    lies: Callable[[range], Lies] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """empty(positions): a buffer of the shape that the source reads. write: called while the ticket is open only; it
-    has been written when it returns."""
+    has been written when it returns. pull(positions, addresses, note): likewise, read from the source's memory, whose
+    tensors are at these addresses here; the note may be of more positions. Given where the source gives `lies`."""
 
     ticket: int
     peer: End
@@ -55,6 +67,7 @@ class Incoming:
     empty: Callable[[range], Tensor]
     write: Callable[[range, Tensor], None]
     done: Done
+    pull: Callable[[range, Sequence[int], bytes], None] | None = None
 
 
 class Transport(Protocol):

@@ -1,16 +1,19 @@
 """KV from worker to worker over links of two, each made when first needed.
 
-Each worker serves a small board. A pair is linked by a group of two that meets at the source's board; no global group
-exists, so pools may grow, shrink and lose members. Tickets cross in parts: as soon as pieces of one are computed, the
-source offers them there, and the destination answers which link they may come by; only then is anything received, since
-a posted receive holds its device and cannot be taken back. Offers of a pair and direction are numbered, so that tickets
-which wait for their positions hold up no other. A link that failed is never used again: the two agree on the next
-number.
+Each worker serves a small board. A pair is linked by a group of two, or a window, that meets at the source's board; no
+global group exists, so pools may grow, shrink and lose members. Tickets cross in parts: as soon as pieces of one are
+computed, the source offers them there. Offers of a pair and direction are numbered, so that tickets which wait for
+their positions hold up no other. A link that failed is never used again: the two agree on the next number.
 
-What is sent goes to a buffer first, and what arrives from a buffer to the pages, and both only while the ticket
-is open. So a ticket can be closed at once, whatever its link is still doing, and a late write cannot land in
-reused pages. Two runs of pieces are under way at a time, so that a link does not wait for pages to be read and written.
-A gloo receive cannot be aborted: its thread ends with the timeout at the latest, touching nothing.
+Through a window the destination reads what is offered where it lies in the source's pages, straight into its own, says
+so, and is told whether the ticket was open until then; if not, what it read is nothing. To a group of gloo or NCCL the
+destination answers by which link the offer may come; only then is anything received, since a posted receive holds its
+device and cannot be taken back. What is sent goes to a buffer first, and what arrives from a buffer to the pages. Two
+runs of pieces are under way at a time, so that a link does not wait for pages to be read and written.
+
+Pages are touched only while the ticket is open here. So a ticket can be closed at once, whatever its link is still
+doing, and a late write cannot land in reused pages. A gloo receive cannot be aborted: its thread ends with the timeout
+at the latest, touching nothing.
 
 Knows no Ray: where a peer's board is, it is told by `place_of`.
 """
@@ -21,7 +24,7 @@ from collections.abc import Callable
 
 from distspec.transfer.base import Computed, End, Incoming, Outgoing
 from distspec.transfer.destination import Destination
-from distspec.transfer.lane import Entry, Life, MakeGroup, Part, Ways
+from distspec.transfer.lane import Entry, Life, MakeLink, Part, Ways
 from distspec.transfer.meeting import Place, Served
 from distspec.transfer.source import Source
 
@@ -39,13 +42,13 @@ class Collective:
         self,
         worker: str,
         host: str,
-        make_group: MakeGroup,
+        make_link: MakeLink,
         place_of: Callable[[End], Place],
         *,
         timeout_s: float = 20.0,
     ) -> None:
         self._worker = worker
-        self._ways = Ways(Served(host), place_of, make_group, timeout_s)
+        self._ways = Ways(Served(host), place_of, make_link, timeout_s)
         self._life = Life(End(worker, 0))
 
     def send(self, ticket: Outgoing) -> None:

@@ -1,4 +1,4 @@
-"""The half of a lane that receives: it answers offers in the order of their numbers, and writes what comes.
+"""The half of a lane that receives: it answers offers in the order of their numbers, and reads or receives them.
 
 Knows the peer's board, where both halves meet. Does not know pages: they are written by the ticket.
 """
@@ -12,15 +12,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+import msgspec
 from torch import Tensor
 
+from distspec.errors import TransferFailed
 from distspec.transfer.base import Incoming
 from distspec.transfer.group import Group, Pending
-from distspec.transfer.lane import DEEP, REFUSED, Closed, Entry, Lane, runs
+from distspec.transfer.lane import COUNTS, DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, runs
 from distspec.transfer.meeting import Board, Missing
+from distspec.transfer.window import Shown, Window
 
 _SLICE_S = 0.2
 """How long to wait for an offer, or a ticket, before looking for the other."""
+_PULLED = 16
+"""Pieces that are read from a window at a time: while they are, a ticket cannot be closed."""
 
 
 class Destination(Lane):
@@ -43,7 +48,7 @@ class Destination(Lane):
                 for entry in self._tickets.values():
                     self._fail(entry, error)
                 self._tickets.clear()
-        self._drop_group()
+        self._drop_link()
 
     def _collect(self, block: bool) -> bool:
         """Tickets that are new or were closed; False if the lane ends."""
@@ -73,25 +78,73 @@ class Destination(Lane):
         """One offer. Raises Missing if there is none, TransferFailed if the peer's board is gone."""
         board = self._board = self._board or self._ways.visit(self._peer)
         key = f"{self._prefix}/{self._turn}"
-        ticket, count, number = map(int, board.get(f"{key}/offer", _SLICE_S).decode().split())
+        offer = msgspec.msgpack.decode(board.get(f"{key}/offer", _SLICE_S), type=Offer)
         self._turn += 1
-        if not count:
+        if not offer.pieces:
             board.delete(f"{key}/")
-            self._given_up(ticket)
+            self._given_up(offer.ticket)
             return
-        entry = self._awaited(ticket)
+        entry = self._awaited(offer.ticket)
         if entry is None or not entry.open:
-            board.set(f"{key}/go", REFUSED.encode())
-            return
-        if number <= self._number and (self._group is None or number != self._number):
+            board.set(f"{key}/go", REFUSED)
+        elif offer.shown is not None and self._present is not None and offer.link == self._number:
+            self._read(board, key, entry, offer.pieces, offer.shown)
+        else:
+            self._come(board, key, entry, offer)
+
+    def _come(self, board: Board, key: str, entry: Entry, offer: Offer) -> None:
+        """Say by which link, and receive, unless that is a window: there the source offers it again."""
+        number = offer.link
+        if number <= self._number and (self._present is None or number != self._number):
             number = self._number + 1  # that link is broken on this side
         board.set(f"{key}/go", str(number).encode())
         try:
-            self._receive(self._link(number, board), entry, count)
+            link = self._link(number, board)
+            if not isinstance(link, Window):
+                self._receive(link, entry, offer.pieces)
         except Exception as error:  # whatever the backend raises, the ticket ends and the link with it
-            self._drop_group()
+            self._drop_link()
             self._fail(entry, error)
             self._forget(entry)
+
+    def _read(self, board: Board, key: str, entry: Entry, count: int, shown: Shown) -> None:
+        """From the source's memory. What was read counts if the source says so afterwards: what it shows may have been
+        somebody else's by then."""
+        try:
+            self._pull(entry, count, shown)
+        except Closed:
+            board.set(f"{key}/go", REFUSED)
+            return
+        except Exception as error:  # likewise
+            self._drop_link()
+            self._fail(entry, error)
+            self._forget(entry)
+            board.set(f"{key}/go", REFUSED)
+            return
+        try:
+            word = board.exchange(f"{key}/go", READ, f"{key}/end", self._ways.timeout_s)
+        except Missing:
+            raise TransferFailed(f"nothing of {self._peer.worker} for {self._ways.timeout_s:g} s") from None
+        if word == COUNTS:
+            self._landed(entry, count)
+
+    def _pull(self, entry: Entry, count: int, shown: Shown) -> None:
+        window, ticket = self._present, entry.ticket
+        assert isinstance(window, Window)
+        assert isinstance(ticket, Incoming)
+        found = ticket.pieces[entry.at : entry.at + count]
+        if shown.note is None:
+            [positions] = found
+            buffer = ticket.empty(positions)
+            window.fetch(shown, buffer)
+            entry.touch(partial(ticket.write, positions, buffer))
+            return
+        assert ticket.pull is not None
+        addresses = window.addresses(shown)
+        for first in range(0, count, _PULLED):
+            some = found[first : first + _PULLED]
+            positions = range(some[0].start, some[-1].stop)
+            entry.touch(partial(ticket.pull, positions, addresses, shown.note))
 
     def _given_up(self, ticket: int) -> None:
         entry = self._tickets.pop(ticket, None)
@@ -125,10 +178,13 @@ class Destination(Lane):
                 under_way.popleft()()
         for land in under_way:
             land()
+        self._landed(entry, count)
+
+    def _landed(self, entry: Entry, count: int) -> None:
         entry.at += count
         if not entry.open:
             self._forget(entry)
-        elif entry.at == len(ticket.pieces):
+        elif entry.at == len(entry.ticket.pieces):
             del self._tickets[entry.number]
             self._end(entry, None)
 

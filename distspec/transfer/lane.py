@@ -1,6 +1,6 @@
 """What both ends of a link keep to: tickets that may be closed at any time, and a thread for each peer and direction.
 
-Knows the tickets of one life of a worker, and how its lanes reach the boards and groups that they share with a peer's.
+Knows the tickets of one life of a worker, and how its lanes reach the boards and links that they share with a peer's.
 Does not know what is said there: that is source.py and destination.py.
 """
 
@@ -13,25 +13,43 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from distspec.errors import TransferFailed
 from distspec.transfer.base import Computed, End, Incoming, Outgoing
 from distspec.transfer.group import Group, Rendezvous, Store
 from distspec.transfer.meeting import Board, Place, Served, Visited
+from distspec.transfer.window import Shown, Window
 
 log = logging.getLogger(__name__)
 DEEP = 2
 """Runs of pieces that are under way on a link at a time."""
 _LONGEST = 4
 """Pieces of a run. The first is of one, so that the link begins early; what the host does for each then weighs less."""
-REFUSED = "no"
-"""The answer to an offer that the destination has no use for."""
+REFUSED = b"no"
+"""The answer to an offer that the destination has no use for; or of the source, when its ticket was closed."""
+READ = b"read"
+"""The answer to an offer whose content the destination has read where it was shown. Any other names a link."""
+COUNTS = b"yes"
+"""The source's answer to that: the ticket is open, so what was read is what was offered."""
 Touched = TypeVar("Touched")
+Link = Group | Window
 
 
-class MakeGroup(Protocol):
-    """A group of two over this store; blocks until the other side has come, at most its timeout."""
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """The next pieces of a ticket; none: no more of it comes. link: the number of the present link, or the next one.
+    shown: where the content is, once there is a window."""
 
-    def __call__(self, store: Store, rank: int) -> Group: ...
+    ticket: int
+    pieces: int
+    link: int
+    shown: Shown | None = None
+
+
+class MakeLink(Protocol):
+    """A link of two over this store; blocks until the other side has come, at most its timeout."""
+
+    def __call__(self, store: Store, rank: int) -> Link: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +58,15 @@ class Ways:
 
     board: Served
     place_of: Callable[[End], Place]
-    make_group: MakeGroup
+    make_link: MakeLink
     timeout_s: float
 
     def visit(self, end: End) -> Board:
         """The board of a peer, through a connection of the calling thread's own."""
         return Visited(self.place_of(end))
 
-    def meet(self, board: Board, prefix: str, rank: int) -> Group:
-        return self.make_group(Rendezvous(board, prefix, self.timeout_s), rank)
+    def meet(self, board: Board, prefix: str, rank: int) -> Link:
+        return self.make_link(Rendezvous(board, prefix, self.timeout_s), rank)
 
 
 class Life:
@@ -142,7 +160,7 @@ class Lane(threading.Thread):
         source, destination = (life.me, peer) if self.rank == 0 else (peer, life.me)
         self._prefix = f"{source.worker}.{source.incarnation}>{destination.worker}.{destination.incarnation}"
         self._queue: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
-        self._group: Group | None = None
+        self._present: Link | None = None
         self._number = 0
         self._turn = 0
         self.start()
@@ -151,22 +169,22 @@ class Lane(threading.Thread):
         """A part, or None to end the lane after those before."""
         self._queue.put(part)
 
-    def _drop_group(self) -> None:
-        group, self._group = self._group, None
-        if group is None:
+    def _drop_link(self) -> None:
+        link, self._present = self._present, None
+        if link is None:
             return
         try:
-            group.abort()
+            link.abort()
         except Exception:  # of a device that broke, too; the lane must still say so of its tickets
             log.exception("a link with %s could not be ended", self._peer.worker)
 
-    def _link(self, number: int, board: Board) -> Group:
+    def _link(self, number: int, board: Board) -> Link:
         """The link of this number: the present one, or a new one that both sides come to."""
-        if self._group is None or self._number != number:
-            self._drop_group()
+        if self._present is None or self._number != number:
+            self._drop_link()
             self._number = number
-            self._group = self._ways.meet(board, f"{self._prefix}/link{number}", self.rank)
-        return self._group
+            self._present = self._ways.meet(board, f"{self._prefix}/link{number}", self.rank)
+        return self._present
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -11,21 +11,23 @@ from functools import partial
 
 import torch
 
-from distspec.transfer.group import Gloo, Group, Nccl, Store
-from distspec.transfer.ipc import Ipc, NoSharedMemory
+from distspec.transfer.group import Gloo, Nccl, Store
+from distspec.transfer.ipc import CudaMemory
+from distspec.transfer.lane import Link
+from distspec.transfer.window import NoSharedMemory, Window
 
 log = logging.getLogger(__name__)
 
 
-def link(kind: str, store: Store, rank: int, *, device: torch.device, host: str, timeout_s: float) -> Group:
+def link(kind: str, store: Store, rank: int, *, device: torch.device, host: str, timeout_s: float) -> Link:
     """kind: `gloo`, `nccl`, `ipc`, or `auto`: shared memory of CUDA where the two see each other's, as on one host,
     else NCCL, and gloo if one of them has no GPU or they have the same one, which NCCL refuses. host: this machine's
     own address. Blocks until the other side has come, at most timeout_s. Raises TransferFailed, or what the kind
     raises."""
-    makers: dict[str, Callable[[Store, int], Group]] = {
+    makers: dict[str, Callable[[Store, int], Link]] = {
         "gloo": partial(Gloo, host=host, timeout_s=timeout_s),
         "nccl": partial(Nccl, device=device, timeout_s=timeout_s),
-        "ipc": partial(Ipc, device=device, timeout_s=timeout_s),
+        "ipc": partial(_window, device),
     }
     if kind != "auto":
         return makers[kind](store, rank)
@@ -40,6 +42,10 @@ def link(kind: str, store: Store, rank: int, *, device: torch.device, host: str,
         other = "gloo" if mine == theirs else "nccl"
         log.info("KV goes by %s: %s", other, reason)
         return makers[other](store, rank)
+
+
+def _window(device: torch.device, store: Store, rank: int) -> Window:
+    return Window(store, rank, partial(CudaMemory, device))
 
 
 def _gpu(device: torch.device) -> str:

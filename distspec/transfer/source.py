@@ -1,6 +1,6 @@
-"""The half of a lane that sends: it offers what is computed, and sends what the destination takes.
+"""The half of a lane that sends: it offers what is computed, and shows or sends what the destination takes.
 
-Knows its own board, where both halves meet. Does not know pages: they are read by the ticket.
+Knows its own board, where both halves meet. Does not know pages: they are read by the ticket, or where it says.
 """
 
 from __future__ import annotations
@@ -8,24 +8,28 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
+import msgspec
+
 from distspec.errors import TransferFailed
 from distspec.transfer.base import Outgoing
-from distspec.transfer.group import Pending
-from distspec.transfer.lane import DEEP, REFUSED, Closed, Entry, Lane, Part, runs
+from distspec.transfer.group import Group, Pending
+from distspec.transfer.lane import COUNTS, DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, Part, runs
 from distspec.transfer.meeting import Missing
+from distspec.transfer.window import Shown, Window
 
 
 class Source(Lane):
     rank = 0
 
     def run(self) -> None:
+        self._last_end = f"{self._prefix}/none"
         while (part := self._queue.get()) is not None:
             if not part.pieces:
                 if part.entry.number in self._life.tickets:  # else it ended just before it was closed
                     self._give_up(part.entry)
             elif part.entry.open:
                 self._try(part)
-        self._drop_group()
+        self._drop_link()
         # What was never fetched: how links were met, and tickets that were given up. If it is this side's life that is
         # over, the peer may still come to hear that.
         if not self._life.is_over:
@@ -36,9 +40,9 @@ class Source(Lane):
         try:
             taken = self._carry(part)
         except Closed:
-            self._drop_group()  # the peer was promised more; that the ticket is over, it is told by what comes next
+            return  # that the ticket is over, the peer is told by what comes next
         except Exception as error:  # whatever the backend raises, the ticket ends and the link with it
-            self._drop_group()
+            self._drop_link()
             self._fail(entry, error)
             self._give_up(entry)
         else:
@@ -53,39 +57,77 @@ class Source(Lane):
         self._life.tickets.pop(entry.number, None)
         self._offer(entry.number, 0)
 
-    def _offer(self, ticket: int, count: int) -> str:
+    def _offer(self, ticket: int, pieces: int, shown: Shown | None = None) -> str:
         """Where the answer will be."""
         key = f"{self._prefix}/{self._turn}"
         self._turn += 1
-        number = self._number if self._group is not None else self._number + 1
-        self._ways.board.set(f"{key}/offer", f"{ticket} {count} {number}".encode())
+        number = self._number if self._present is not None else self._number + 1
+        offer = Offer(ticket, pieces, number, shown)
+        self._ways.board.set(f"{key}/offer", msgspec.msgpack.encode(offer))
         return key
 
     def _carry(self, part: Part) -> bool:
         """False if the peer does not want it."""
-        ticket = part.entry.ticket
-        assert isinstance(ticket, Outgoing)
         assert part.computed is not None
         part.computed()
-        key = self._offer(ticket.ticket, len(part.pieces))
-        # Closed or not, the answer is awaited: a destination that has said go must see the link come or break.
-        answer = self._answer(key, ticket.ticket)
-        self._ways.board.delete(f"{key}/")
-        if answer == REFUSED:
-            return False
-        group = self._link(int(answer), self._ways.board)
-        under_way: deque[Pending] = deque()
-        for positions in runs(part.pieces):
-            under_way.append(group.send(part.entry.touch(partial(ticket.read, positions))))
-            if len(under_way) == DEEP:
-                under_way.popleft()()
-        for pending in under_way:
-            pending()
+        left = part.pieces
+        while left:
+            offered, shown = self._show(part.entry, left)
+            key = self._offer(part.entry.number, len(offered), shown)
+            # Closed or not, the answer is awaited: a destination that has said go must see the link come or break.
+            answer = self._answer(key, part.entry.number)
+            if answer == REFUSED:
+                return False
+            if answer == READ:
+                self._confirm(key, part.entry)
+                left = left[len(offered) :]
+            elif not isinstance(link := self._link(int(answer), self._ways.board), Window):
+                self._send(link, part.entry, left)
+                return True
         return True
 
-    def _answer(self, key: str, ticket: int) -> str:
+    def _show(self, entry: Entry, left: tuple[range, ...]) -> tuple[tuple[range, ...], Shown | None]:
+        """What to offer of these pieces: all, but for what fits a stage."""
+        window, ticket = self._present, entry.ticket
+        assert isinstance(ticket, Outgoing)
+        if not isinstance(window, Window):
+            return left, None
+        if ticket.lies is None:
+            return left[:1], window.stage(entry.touch(partial(ticket.read, left[0])))
+        return left, window.show(entry.touch(partial(ticket.lies, range(left[0].start, left[-1].stop))))
+
+    def _confirm(self, key: str, entry: Entry) -> None:
+        """Tell the peer, which has read it all by now, whether the pages were the ticket's until then."""
+        self._last_end = f"{key}/end"
         try:
-            return self._ways.board.get(f"{key}/go", self._ways.timeout_s).decode()
+            entry.touch(partial(self._ways.board.set, self._last_end, COUNTS))
+        except Closed:
+            self._ways.board.set(self._last_end, REFUSED)
+            raise
+
+    def _send(self, group: Group, entry: Entry, pieces: tuple[range, ...]) -> None:
+        ticket = entry.ticket
+        assert isinstance(ticket, Outgoing)
+        under_way: deque[Pending] = deque()
+        try:
+            for positions in runs(pieces):
+                under_way.append(group.send(entry.touch(partial(ticket.read, positions))))
+                if len(under_way) == DEEP:
+                    under_way.popleft()()
+        except Closed:
+            self._drop_link()  # the peer was promised more
+            raise
+        for pending in under_way:
+            pending()
+
+    def _answer(self, key: str, ticket: int) -> bytes:
+        """The offer goes, and the last word on the one before: the peer has heard it, or it would not be here."""
+        board = self._ways.board
+        try:
+            answer = board.get(f"{key}/go", self._ways.timeout_s)
         except Missing:
-            self._ways.board.set(f"{key}/offer", f"{ticket} 0 0".encode())  # for a peer that comes after all
+            board.set(f"{key}/offer", msgspec.msgpack.encode(Offer(ticket, 0, 0)))  # for a peer that comes after all
             raise TransferFailed(f"{self._peer.worker} did not come within {self._ways.timeout_s:g} s") from None
+        board.delete(f"{key}/")
+        board.delete(self._last_end)
+        return answer

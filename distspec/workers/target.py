@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 import torch
 
 from distspec.engine import Engine
 from distspec.errors import TransferFailed
+from distspec.kv.pool import Layout
+from distspec.kv.sequence import Spots
 from distspec.protocol.messages import (
     Draft,
     Drop,
@@ -28,8 +31,16 @@ from distspec.protocol.messages import (
 )
 from distspec.rounds.desk import Desk
 from distspec.transfer.aside import Aside
-from distspec.transfer.base import Computed, End, Incoming, Outgoing, Transport, pieces
+from distspec.transfer.base import Computed, End, Incoming, Lies, Outgoing, Transport, pieces
 from distspec.workers.compute import Later
+
+
+class _Where(msgspec.Struct, frozen=True):
+    """Where positions from `start` on lie in the memory of a pool."""
+
+    start: int
+    spots: Spots
+    layout: Layout
 
 
 class TargetWork:
@@ -83,7 +94,7 @@ class TargetWork:
 
     def _send(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         try:
-            read = self._reader(message)
+            read, lies = self._readers(message)
         except TransferFailed as error:
             return [_lost(message, str(error))]
         ticket = Outgoing(
@@ -92,6 +103,7 @@ class TargetWork:
             self._pieces(message),
             partial(self._read, read),
             lambda reason: self._later(partial(self._sent, message)),
+            lies,
         )
         self._tickets[message.ticket] = message
         self._transport.send(ticket)
@@ -102,16 +114,23 @@ class TargetWork:
             self._transport.advance(message.ticket, message.start + message.length, self._aside.mark())
         return []
 
-    def _reader(self, message: SendKV | SendFeatures) -> Callable[[range], torch.Tensor]:
-        """Raises TransferFailed."""
+    def _readers(
+        self, message: SendKV | SendFeatures
+    ) -> tuple[Callable[[range], torch.Tensor], Callable[[range], Lies] | None]:
+        """See Outgoing. Raises TransferFailed."""
         if isinstance(message, SendFeatures):
-            return self._desk.tickets.features_of(message)
+            return self._desk.tickets.features_of(message), None
         slot = self._desk.tickets.source(message, partial(self._cut, message))
-        return lambda positions: self._engine.gather(slot, positions.start, len(positions))
+        return lambda positions: self._engine.gather(slot, positions.start, len(positions)), partial(self._lies, slot)
 
     def _read(self, read: Callable[[range], torch.Tensor], positions: range) -> torch.Tensor:
         with self._aside():
             return read(positions)
+
+    def _lies(self, slot: int, positions: range) -> Lies:
+        pool, sequence = self._engine.pool, self._engine.sequence(slot)
+        where = _Where(positions.start, sequence.spots(positions.start, len(positions)), pool.layout)
+        return Lies(pool.memory, msgspec.msgpack.encode(where))
 
     def _advance(self) -> None:
         """Let tickets cross as far as their positions are computed by now."""
@@ -131,14 +150,15 @@ class TargetWork:
 
     def _receive(self, message: ReceiveKV) -> Sequence[Message]:
         reserved = self._desk.tickets.reserve(message)
-        slot = reserved if isinstance(reserved, int) else -1
+        slot, computed = reserved if isinstance(reserved, int) else -1, self._aside.mark()
         ticket = Incoming(
             message.ticket,
             End(message.peer, message.peer_incarnation),
             self._pieces(message),
-            partial(self._empty, self._aside.mark()),
+            partial(self._empty, computed),
             partial(self._write, slot),
             lambda reason: self._later(partial(self._received, message, reason)),
+            partial(self._pull, computed, slot),
         )
         self._transport.receive(ticket)
         if isinstance(reserved, int):
@@ -150,6 +170,17 @@ class TargetWork:
     def _write(self, slot: int, positions: range, content: torch.Tensor) -> None:
         with self._aside():
             self._engine.scatter(slot, positions.start, content)
+
+    def _pull(self, computed: Computed, slot: int, positions: range, addresses: Sequence[int], note: bytes) -> None:
+        """computed: see _empty. Raises TransferFailed if the source keeps something else of a position."""
+        where, pool = msgspec.msgpack.decode(note, type=_Where), self._engine.pool
+        if not where.layout.fits(pool.layout):
+            raise TransferFailed(f"pools differ: {where.layout} there, {pool.layout} here")
+        computed()
+        spots = self._engine.sequence(slot).spots(positions.start, len(positions))
+        theirs = where.spots.behind(positions.start - where.start)
+        with self._aside():
+            pool.pull(spots, addresses, where.layout, theirs, len(positions))
 
     def _sent(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         # What became of it, the receiver says.

@@ -1,4 +1,5 @@
-"""Tickets over gloo: what is sent arrives, closed tickets write nothing, broken links are made anew."""
+"""Tickets over gloo and through windows: what is sent arrives, closed tickets write nothing, broken links are made
+anew."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import multiprocessing
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from distspec.transfer.base import End, Incoming, Outgoing
+from distspec.transfer.base import End, Incoming, Lies, Outgoing
 from distspec.transfer.collective import Collective
 from distspec.transfer.group import Gloo
 from distspec.transfer.lane import Lane
 from distspec.transfer.meeting import Place
+from distspec.transfer.window import Window
+from tests.hostmemory import HostMemory, at
 
 HOST = "127.0.0.1"
 PIECES = (range(0, 3), range(3, 5))
@@ -27,25 +30,32 @@ SHAPE = (3, 2, 5, 1, 4)
 """Layers, keys and values, positions, heads, head size."""
 
 
-class Fleet:
-    """Some transports that know each other's boards."""
+MEMORY = HostMemory()
 
-    def __init__(self) -> None:
+
+class Fleet:
+    """Some transports that know each other's boards. kind: of their links."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.places: dict[str, Place] = {}
         self.members: list[Collective] = []
 
     def worker(self, name: str, incarnation: int = 1, timeout_s: float = 10.0) -> Collective:
-        make = partial(Gloo, host=HOST, timeout_s=timeout_s)
-        made = Collective(name, HOST, make, lambda end: self.places[end.worker], timeout_s=timeout_s)
+        makers: dict[str, Any] = {
+            "gloo": partial(Gloo, host=HOST, timeout_s=timeout_s),
+            "window": partial(Window, make_memory=lambda: MEMORY),
+        }
+        made = Collective(name, HOST, makers[self.kind], lambda end: self.places[end.worker], timeout_s=timeout_s)
         made.reset(incarnation)
         self.places[name] = made.place
         self.members.append(made)
         return made
 
 
-@pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    made = Fleet()
+@pytest.fixture(params=["gloo", "window"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    made = Fleet(request.param)
     yield made
     for member in made.members:
         member.shutdown()
@@ -56,7 +66,7 @@ class Copy:
 
     def __init__(self, number: int, kv: Tensor | None = None) -> None:
         self.number = number
-        self.kv = torch.randn(SHAPE) if kv is None else kv
+        self.kv = MEMORY.like(torch.randn(SHAPE) if kv is None else kv)
         self.pages = torch.zeros(SHAPE)
         self.sent: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.received: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -71,15 +81,23 @@ class Copy:
     ) -> None:
         """Send it, `computed` positions of it at first."""
         default = lambda at: self.kv[:, :, at.start : at.stop]  # noqa: E731
-        source.send(Outgoing(self.number, End(peer, incarnation), PIECES, read or default, self.sent.put))
+        lies = None if read else lambda _: Lies((self.kv,), b"whole")
+        source.send(Outgoing(self.number, End(peer, incarnation), PIECES, read or default, self.sent.put, lies))
         source.advance(self.number, computed, lambda: None)
 
     def incoming(self, peer: str, incarnation: int = 1, write: Any = None) -> Incoming:
         def empty(at: range) -> Tensor:
             return torch.empty(*SHAPE[:2], len(at), *SHAPE[3:])
 
+        def pull(positions: range, addresses: Sequence[int], note: bytes) -> None:
+            assert note == b"whole"
+            whole = at(addresses[0], self.kv.nbytes).view(torch.float32).view(SHAPE)
+            for piece in PIECES:
+                if positions.start <= piece.start < positions.stop:
+                    (write or self._write)(piece, whole[:, :, piece.start : piece.stop])
+
         end = End(peer, incarnation)
-        return Incoming(self.number, end, PIECES, empty, write or self._write, self.received.put)
+        return Incoming(self.number, end, PIECES, empty, write or self._write, self.received.put, pull)
 
     def _write(self, at: range, kv: Tensor) -> None:
         self.pages[:, :, at.start : at.stop] = kv
@@ -216,6 +234,7 @@ def test_a_lane_outlives_a_link_that_cannot_be_ended(fleet: Fleet, monkeypatch: 
     broken = Copy(2)
     with monkeypatch.context() as patched:
         patched.setattr(Gloo, "abort", fails)
+        patched.setattr(Window, "abort", fails)
         broken.leave(a, "b", read=fails)
         b.receive(broken.incoming("a"))
         assert broken.sent.get(timeout=30) is not None
@@ -340,8 +359,8 @@ def test_a_ticket_closed_while_it_waits_for_positions_spares_its_link(fleet: Fle
     assert {key for key in _keys(a) if "/link" in key} == made
 
 
-def _dying_source(place: Place, pipe: Any) -> None:
-    fleet = Fleet()
+def _dying_source(kind: str, place: Place, pipe: Any) -> None:
+    fleet = Fleet(kind)
     a = fleet.worker("a")
     pipe.send(a.place)
     fleet.places["b"] = place
@@ -359,7 +378,7 @@ def _dying_source(place: Place, pipe: Any) -> None:
 def test_a_source_that_dies_midway_fails_its_ticket_and_no_other(fleet: Fleet) -> None:
     b, c = fleet.worker("b"), fleet.worker("c")
     here, there = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=_dying_source, args=(b.place, there))
+    child = multiprocessing.get_context("spawn").Process(target=_dying_source, args=(fleet.kind, b.place, there))
     child.start()
     fleet.places["a"] = here.recv()
     doomed, other = Copy(1), Copy(2)

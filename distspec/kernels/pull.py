@@ -1,0 +1,91 @@
+"""What is kept of some positions, from the pages of another worker's pool straight into pages of this one.
+
+Knows planes of rows (keys or values of a layer, or features), pages, and addresses of memory that another process has
+allocated and this one may read. Does not know sequences, how that memory came here, or whether it still says what it
+did: who calls knows. Rows are copied as they are, of any dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from distspec.kernels.pages import BITS
+
+_ROWS = 4
+Spots = tuple[Sequence[int], int, int]
+"""Where positions that follow each other lie: pages in their order, the first one's place in the first page, and how
+many places a page has."""
+
+
+@triton.jit
+def _pointer(address, like):
+    # A tensor's memory begins so; told of nothing the compiler would load it value by value.
+    return tl.multiple_of(address.to(like.dtype), 16)
+
+
+@triton.jit
+def _place(pages, row, offset, size, inside):
+    at = row + offset
+    return tl.load(pages + at // size, mask=inside, other=0) * size + at % size
+
+
+@triton.jit(do_not_specialize=["their_data", "their_features", "held", "count", "places", "their_places", "offset",
+                               "their_offset"])  # fmt: skip
+def _kernel(data, features, their_data, their_features, pages, held, count, places, their_places, planes, width,
+            feature_width, offset, size, their_offset, their_size,
+            ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One program for a few positions of one plane; the plane behind all others is that of the features. pages: `held`
+    of this pool, then the other's."""
+    row, plane = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
+    inside = row < count
+    to, source = _place(pages, row, offset, size, inside), _place(pages + held, row, their_offset, their_size, inside)
+    if plane < planes:
+        mine, theirs = data + plane * places * width, _pointer(their_data, data) + plane * their_places * width
+        values = width
+    else:
+        mine, theirs = features, _pointer(their_features, data)
+        values = feature_width
+    for start in range(0, values, BLOCK):
+        lane = start + tl.arange(0, BLOCK)[None, :]
+        mask = inside[:, None] & (lane < values)
+        kept = tl.load(theirs + source[:, None] * values + lane, mask=mask)
+        tl.store(mine + to[:, None] * values + lane, kept, mask=mask)
+
+
+def pull_pages(
+    data: Tensor, features: Tensor, spots: Spots, addresses: Sequence[int], places: int, theirs: Spots, count: int
+) -> None:
+    """Write `count` positions that lie at `theirs` in another pool to `spots` in this one.
+
+    data: [layers, 2, places, kv_heads, head_dim]; features: [places, values], maybe none; both contiguous and of one
+    dtype. addresses: of the other pool's data and, if there are any, features, as this one's but for the number of
+    their places. Launched on the present stream; the other pool is read until that is done.
+    """
+    planes, width = data.shape[0] * data.shape[1], data.shape[3] * data.shape[4]
+    if not count:
+        return
+    bits = BITS[data.dtype.itemsize]
+    pages = torch.tensor([*spots[0], *theirs[0]], dtype=torch.int64).to(data.device, non_blocking=True)
+    _kernel[(triton.cdiv(count, _ROWS), planes + bool(features.shape[1]))](
+        data.view(bits),
+        features.view(bits),
+        addresses[0],
+        addresses[-1],
+        pages,
+        len(spots[0]),
+        count,
+        data.shape[2],
+        places,
+        planes,
+        width,
+        features.shape[1],
+        *spots[1:],
+        *theirs[1:],
+        ROWS=_ROWS,
+        BLOCK=min(1024, triton.next_power_of_2(width)),
+    )

@@ -1,0 +1,50 @@
+"""Pages straight out of another pool, against plain torch; tests/gpu runs the same check compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distspec.kernels.pull import pull_pages
+from distspec.kv.pool import KVPool
+from tests.unit.kernels.test_elementwise import CPU
+
+pytestmark = pytest.mark.needs("interpreter")
+
+
+def pool(pages: int, size: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> KVPool:
+    kv_heads, head_dim, features = shape
+    made = KVPool(3, pages * size, kv_heads, head_dim, features=features, dtype=dtype, device=device)
+    made.data.normal_()
+    made.features.normal_()
+    return made
+
+
+def check_pull(
+    count: int, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Pools of other sizes, with pages of other sizes."""
+    pools, spots, rows = [], [], []
+    for size, offset in zip(sizes, (3 % sizes[0], 1 % sizes[1]), strict=True):
+        pages = torch.randperm(-(-(count + offset) // size) + 2)
+        pools.append(pool(len(pages), size, shape, dtype, device))
+        spots.append((pages[: -(-(count + offset) // size)].tolist(), offset, size))
+        rows.append(torch.tensor([page * size + i for page in pages.tolist() for i in range(size)])[offset:][:count])
+    mine, theirs = pools
+    data, features = mine.data.clone(), mine.features.clone()
+    here, there = rows[0].to(device), rows[1].to(device)
+    data[:, :, here], features[here] = theirs.data[:, :, there], theirs.features[there]
+    addresses = [each.data_ptr() for each in (theirs.data, theirs.features) if each.numel()]
+    pull_pages(mine.data, mine.features, spots[0], addresses, theirs.data.shape[2], spots[1], count)
+    assert torch.equal(mine.data, data)
+    assert torch.equal(mine.features, features)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 21])
+@pytest.mark.parametrize("shape", [(1, 8, 0), (2, 6, 0), (3, 4, 10), (2, 8, 100)])
+@pytest.mark.parametrize("sizes", [(1, 16), (16, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_come_straight_from_another_pool(
+    count: int, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    check_pull(count, shape, sizes, dtype, CPU)
