@@ -24,6 +24,8 @@ from distspec.transfer.window import Shown, Window
 
 _SLICE_S = 0.2
 """How long to wait for an offer, or a ticket, before looking for the other."""
+_IDLE_S = 1.0
+"""Likewise, where a window is all that there is: memory of a peer that died is its until nobody has it open."""
 _PULLED = 16
 """Pieces that are read from a window at a time: while they are, a ticket cannot be closed."""
 
@@ -37,18 +39,24 @@ class Destination(Lane):
         self._board: Board | None = None
         self._tickets: dict[int, Entry] = {}
         self._over: set[int] = set()
-        while self._collect(block=not self._tickets and not self._over):
+        while self._collect(block=not self._waits and not isinstance(self._present, Window)):
             try:
                 self._serve()
             except Missing:
                 continue
             except Exception as error:  # the peer's board is gone or silent; what it offers later is heard later
                 self._board = None
+                self._drop_link()
                 self._over.clear()
                 for entry in self._tickets.values():
                     self._fail(entry, error)
                 self._tickets.clear()
         self._drop_link()
+
+    @property
+    def _waits(self) -> bool:
+        """Something is to come from the peer."""
+        return bool(self._tickets or self._over)
 
     def _collect(self, block: bool) -> bool:
         """Tickets that are new or were closed; False if the lane ends."""
@@ -78,7 +86,7 @@ class Destination(Lane):
         """One offer. Raises Missing if there is none, TransferFailed if the peer's board is gone."""
         board = self._board = self._board or self._ways.visit(self._peer)
         key = f"{self._prefix}/{self._turn}"
-        offer = msgspec.msgpack.decode(board.get(f"{key}/offer", _SLICE_S), type=Offer)
+        offer = msgspec.msgpack.decode(board.get(f"{key}/offer", _SLICE_S if self._waits else _IDLE_S), type=Offer)
         self._turn += 1
         if not offer.pieces:
             board.delete(f"{key}/")

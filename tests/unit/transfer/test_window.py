@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from distspec.transfer.base import Lies
+from distspec.transfer.base import End, Incoming, Lies, Outgoing
+from distspec.transfer.collective import Collective
 from distspec.transfer.group import Rendezvous
-from distspec.transfer.meeting import Served
+from distspec.transfer.meeting import Place, Served
 from distspec.transfer.window import Memory, NoSharedMemory, Region, Window
 from tests.hostmemory import HostMemory, at
 
@@ -108,3 +116,122 @@ def test_an_allocation_is_opened_once_and_let_go_with_the_link(board: Served) ->
     assert set(first) <= there._opened.keys()
     destination.abort()
     assert not there._opened
+
+
+def worker(name: str, memory: HostMemory, places: dict[str, Place]) -> Collective:
+    make = partial(Window, make_memory=lambda: memory)
+    made = Collective(name, HOST, make, lambda end: places[end.worker], timeout_s=20.0)
+    made.reset(1)
+    places[name] = made.place
+    return made
+
+
+class Crossing:
+    """A ticket between pages that others get as soon as either side lets go of them, however that comes."""
+
+    def __init__(self, number: int, memory: HostMemory, random: Random) -> None:
+        self.number, self.nap_s = number, random.choice((0.0, 0.0005))
+        self.want = torch.arange(POSITIONS, dtype=torch.int64) + number * POSITIONS
+        self.kv, self.pages = memory.like(self.want), torch.zeros(POSITIONS, dtype=torch.int64)
+        self.sent, self.received = threading.Event(), threading.Event()
+        self.faults: list[str] = []
+
+    def outgoing(self) -> Outgoing:
+        read = lambda at: self.kv[at.start : at.stop]  # noqa: E731
+        return Outgoing(self.number, End("b", 1), PIECES, read, self.leave, lambda _: Lies((self.kv,), b""))
+
+    def leave(self, reason: str | None = None) -> None:
+        """The source's pages are somebody else's."""
+        self.kv.fill_(GARBAGE)
+        self.sent.set()
+
+    def incoming(self) -> Incoming:
+        return Incoming(self.number, End("a", 1), PIECES, self._never, self._never, self._arrive, self._pull)
+
+    def free(self) -> None:
+        """The destination's pages are somebody else's."""
+        self.pages.fill_(GARBAGE)
+        self.received.set()
+
+    def _pull(self, positions: range, addresses: Sequence[int], note: bytes) -> None:
+        for position in positions:
+            time.sleep(self.nap_s)
+            self.pages[position] = at(addresses[0] + 8 * position, 8).view(torch.int64)[0]
+
+    def _arrive(self, reason: str | None) -> None:
+        if reason is None and not torch.equal(self.pages, self.want):
+            self.faults.append(f"arrived as {self.pages.tolist()}")
+        self.free()
+
+    def _never(self, *_: object) -> Any:
+        raise AssertionError("what lies in shared memory needs no buffer")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_arrives_is_what_was_sent_whenever_either_side_lets_go(seed: int) -> None:
+    """And every ticket ends on both sides."""
+    random, memory, places = Random(seed), HostMemory(), dict[str, Place]()
+    a, b = (worker(name, memory, places) for name in "ab")
+    crossings = [Crossing(number, memory, random) for number in range(24)]
+    steps: list[Callable[[], Any]] = []
+    for crossing in crossings:
+        mine: list[Callable[[], Any]] = [partial(a.send, crossing.outgoing())]
+        stops = [*sorted(random.sample(range(1, POSITIONS), random.randrange(3))), POSITIONS]
+        mine += [partial(a.advance, crossing.number, stop, partial(time.sleep, 0.0003)) for stop in stops]
+        theirs: list[Callable[[], Any]] = [partial(b.receive, crossing.incoming())]
+        ends = random.choice(("neither", "neither", "source", "destination", "both"))
+        if ends in ("source", "both"):
+            mine.insert(random.randrange(1, len(mine) + 1), lambda c=crossing: c.leave() if a.close(c.number) else None)
+        if ends in ("destination", "both"):
+            theirs.append(lambda c=crossing: c.free() if b.close(c.number) else None)
+        steps = _shuffled(random, steps, _shuffled(random, mine, theirs))
+    for step in steps:
+        step()
+        time.sleep(random.choice((0.0, 0.0, 0.002)))
+    for crossing in crossings:
+        assert crossing.sent.wait(30), f"the source of ticket {crossing.number} waits"
+        assert crossing.received.wait(30), f"the destination of ticket {crossing.number} waits"
+        assert not crossing.faults, crossing.faults
+        assert (crossing.pages == GARBAGE).all(), "written after it was given up"
+    a.shutdown()
+    b.shutdown()
+
+
+def _shuffled(random: Random, one: list[Any], other: list[Any]) -> list[Any]:
+    """Both, each in its own order."""
+    turns = [0] * len(one) + [1] * len(other)
+    random.shuffle(turns)
+    queues = iter(one), iter(other)
+    return [next(queues[turn]) for turn in turns]
+
+
+def _dying(pipe: Any, there: Place) -> None:
+    memory, places = HostMemory(), {"b": there}
+    a = worker("a", memory, places)
+    pipe.send(a.place)
+    whole = Crossing(0, memory, Random(0))
+    a.send(whole.outgoing())
+    a.advance(0, POSITIONS, lambda: None)
+    pipe.recv()
+    os._exit(9)
+
+
+def test_memory_of_a_source_that_died_is_let_go_at_once_though_nothing_is_to_come() -> None:
+    memory, places = HostMemory(), dict[str, Place]()
+    b = worker("b", memory, places)
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=_dying, args=(there, b.place))
+    child.start()
+    places["a"] = here.recv()
+    whole = Crossing(0, memory, Random(0))
+    b.receive(whole.incoming())
+    assert whole.received.wait(30)
+    assert not whole.faults
+    assert memory._opened
+    here.send(None)
+    child.join()
+    deadline_s = time.monotonic() + 30
+    while memory._opened:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    b.shutdown()
