@@ -63,7 +63,7 @@ class Trace:
 
     def idle(self) -> float:
         """Share of the time, from the first launch's begin to the last one's end, in which the device did nothing.
-        Watching lengthens the pause between two kernels."""
+        Watching lengthens the pause between two kernels; one that started early and waits for its turn is no pause."""
         return 1 - self._inside(self._busy) / (self._replays[-1].end - self._replays[0].begin)
 
     def idle_between(self) -> float:
