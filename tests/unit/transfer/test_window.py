@@ -181,9 +181,9 @@ def test_what_arrives_is_what_was_sent_whenever_either_side_lets_go(seed: int) -
         theirs: list[Callable[[], Any]] = [partial(b.receive, crossing.incoming())]
         ends = random.choice(("neither", "neither", "source", "destination", "both"))
         if ends in ("source", "both"):
-            mine.insert(random.randrange(1, len(mine) + 1), lambda c=crossing: c.leave() if a.close(c.number) else None)
+            mine.insert(random.randrange(1, len(mine) + 1), partial(_close, a, crossing.number, crossing.leave))
         if ends in ("destination", "both"):
-            theirs.append(lambda c=crossing: c.free() if b.close(c.number) else None)
+            theirs.append(partial(_close, b, crossing.number, crossing.free))
         steps = _shuffled(random, steps, _shuffled(random, mine, theirs))
     for step in steps:
         step()
@@ -195,6 +195,11 @@ def test_what_arrives_is_what_was_sent_whenever_either_side_lets_go(seed: int) -
         assert (crossing.pages == GARBAGE).all(), "written after it was given up"
     a.shutdown()
     b.shutdown()
+
+
+def _close(side: Collective, ticket: int, let_go: Callable[[], None]) -> None:
+    if side.close(ticket):
+        let_go()
 
 
 def _shuffled(random: Random, one: list[Any], other: list[Any]) -> list[Any]:
