@@ -170,8 +170,8 @@ def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
     for count in (2, 30):
         span = Span([0, 1], 1, 1, tuple([1 + node] for node in range(count)), [])
         first = halves(count + 1, heads, latent or dim)
-        log_sums = torch.zeros(heads, count + 1).t()
-        nodes.read(nodes.plan([span], [0]), 0, halves(count + 1, heads, dim), first, log_sums, NATURAL, first)
+        found = first, torch.zeros(heads, count + 1).t()
+        nodes.read(nodes.plan([span], [0]), 0, halves(count + 1, heads, dim), found, NATURAL, first)
 
 
 def never_compiled() -> list[str]:

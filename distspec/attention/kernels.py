@@ -199,16 +199,16 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
             tl.store(count, 0)
 
 
-@triton.jit(do_not_specialize=["words", "sums_row", "sums_head"])
-def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, q_head, sums_row, sums_head, words,
-         scale, unit, GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+@triton.jit(do_not_specialize=["words", "read", "sums_row", "sums_head"])
+def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, q_head, sums_row, sums_head, read,
+         words, scale, unit, GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
          REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
          PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
     """As attend, of keys above some that were attended to before: the walk goes on from what was found there.
 
     Grid (items, GROUPS); items: see nodes.py. Rows of q and out are those of the step, of all else those of the earlier
-    call. first: [rows, heads, DIM], what that call returned; sums: its log-sums, float32, with strides sums_row and
-    sums_head, times `unit` binary logarithms; -inf or +inf: it had no keys.
+    call, which had `read` rows: those behind it start here. first: [read, heads, DIM], what it returned; sums: its
+    log-sums, float32, with strides sums_row and sums_head, times `unit` binary logarithms.
     """
     group = tl.program_id(1)
     item = items + tl.program_id(0) * 7
@@ -234,9 +234,8 @@ def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, 
     limit = tl.load(limits + own, mask=valid, other=0)
     mask = masks + own * words
 
-    top = tl.load(sums + own * sums_row + heads * sums_head, mask=valid, other=float("-inf")) * unit
-    some = tl.abs(top) != float("inf")
-    top = tl.where(some, top, float("-inf"))
+    some = valid & (own < read)
+    top = tl.load(sums + own * sums_row + heads * sums_head, mask=some, other=float("-inf")) * unit
     total = tl.where(some, 1.0, 0.0)
     target = own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
     acc = tl.load(first + target, mask=shape & some[:, None], other=0.0).to(tl.float32)

@@ -30,11 +30,6 @@ _LATENT_KEYS = 32
 """Rows x heads of a program, at most, and keys that it reads at once: what lies above is short."""
 
 
-def shared(span: Span) -> int:
-    """Keys, from the first on, that all rows of the span see: the earlier call's."""
-    return span.length - span.suffix
-
-
 @dataclass(frozen=True, slots=True)
 class NodesPlan:
     """items: int64 [n, 7], each the work of one program: first row in the step, and in the earlier call, rows, offset
@@ -65,8 +60,9 @@ class Nodes:
         self._offset = triton.language.int32 if pool.layers[0][0].numel() < 2**31 else triton.language.int64
 
     def plan(self, spans: Sequence[Span], starts: Sequence[int]) -> NodesPlan:
-        """Of spans whose first `shared` keys all their rows have read. starts: the first row of each in the step; the
-        earlier call had theirs alone, one span after the other."""
+        """Of spans whose rows have read what all of them see: all keys but their own and those of scratch. starts: the
+        first row of each in the step. The earlier call had the rows of the first spans, in this order; those of the
+        others, which have no such keys, are read here alone."""
         lanes = max(span.rows for span in spans) * self._group
         lanes = max(16, triton.next_power_of_2(min(lanes, self._most)), triton.next_power_of_2(self._group))
         words = tiles.words(spans)
@@ -76,7 +72,15 @@ class Nodes:
         for span, start, own in zip(spans, starts, tiles.tiles(spans, tables, lanes // self._group), strict=True):
             ahead = start - place
             for tile in own:
-                items += (tile.row + ahead, tile.row, tile.rows, tile.table, shared(span), span.length, tile.extent)
+                items += (
+                    tile.row + ahead,
+                    tile.row,
+                    tile.rows,
+                    tile.table,
+                    span.length - span.suffix,
+                    span.length,
+                    tile.extent,
+                )
             place += span.rows
         limits = [limit for span in spans for limit in tiles.limits(span)]
         masks = [word for span in spans for word in tiles.masks(span, words)]
@@ -87,19 +91,20 @@ class Nodes:
         return NodesPlan(found.view(-1, 7), table, limit, mask, words, lanes)
 
     def read(
-        self, plan: NodesPlan, layer: int, q: Tensor, first: Tensor, log_sums: Tensor, unit: float, out: Tensor
+        self, plan: NodesPlan, layer: int, q: Tensor, found: tuple[Tensor, Tensor] | None, unit: float, out: Tensor
     ) -> None:
         """Write what these rows see in all to their rows of `out`.
 
-        q: [rows of the step, heads, key_dim]; first: [rows of the earlier call, heads, dim], contiguous; log_sums:
-        float32 [rows of the earlier call, heads], times `unit` binary logarithms, infinite where it had no keys; out:
-        [rows of the step, heads, dim], contiguous.
+        q: [rows of the step, heads, key_dim]; found: of the earlier call, if there was one: results [rows, heads, dim],
+        contiguous, and log-sums, float32 [rows, heads], times `unit` binary logarithms; out: [rows of the step, heads,
+        dim], contiguous.
         """
         keys, values = self._pool.layers[layer]
         pad, rest_pad = (max(16, triton.next_power_of_2(n)) for n in (self._dim, self._rest))
+        first, log_sums = (out[:0], out[:0, :, 0]) if found is None else found
         kernels.join[len(plan.items), self._groups](
             q, keys, values, first, log_sums, out, plan.items, plan.pages, plan.limits, plan.masks,
-            q.stride(0), q.stride(1), log_sums.stride(0), log_sums.stride(1), plan.words,
+            q.stride(0), q.stride(1), log_sums.stride(0), log_sums.stride(1), len(first), plan.words,
             (self._dim + self._rest) ** -0.5 * NATURAL, unit,
             GROUPS=self._groups, GROUP=self._group, DIM=self._dim, DIM_PAD=pad, REST=self._rest, REST_PAD=rest_pad,
             PAGE=self._page_size, M=plan.lanes, N=self._keys, PRECISION=self._precision, OFFSET=self._offset,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from distspec.attention import Span, choose, flash
 from distspec.attention.available import missing_for_flash
-from distspec.attention.flash import FlashBackend, straightened
+from distspec.attention.calls import straightened
+from distspec.attention.flash import FlashBackend
 from distspec.errors import InvalidValue
 from distspec.kv.pool import KVPool
 from tests.unit.attention.test_sdpa import CPU, compare, random_span, visible
@@ -53,18 +54,17 @@ def written_out(
     assert return_softmax_lse
     assert fa_version == 3
     group = q.shape[1] // keys.shape[2]
-    out, sums = torch.zeros_like(q), torch.full((q.shape[1], len(q)), -torch.inf)
+    out, sums = torch.empty_like(q), torch.empty(q.shape[1], len(q))
     starts = cu_seqlens_q.tolist()
     for first, end, count, pages in zip(starts, starts[1:], seqused_k.tolist(), block_table, strict=False):
         assert end - first <= max_seqlen_q
-        assert count <= max_seqlen_k
+        assert 0 < count <= max_seqlen_k
         k, v = (x[pages].flatten(0, 1)[:count].repeat_interleave(group, 1) for x in (keys, values))
         scores = torch.einsum("rhd,khd->hrk", q[first:end], k) * q.shape[2] ** -0.5
         if causal:
             scores += torch.full_like(scores, -torch.inf).triu(count - (end - first) + 1)
-        if count:
-            out[first:end] = torch.einsum("hrk,khd->rhd", scores.softmax(-1), v)
-            sums[:, first:end] = scores.logsumexp(-1)
+        out[first:end] = torch.einsum("hrk,khd->rhd", scores.softmax(-1), v)
+        sums[:, first:end] = scores.logsumexp(-1)
     return out, sums
 
 

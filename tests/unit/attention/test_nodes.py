@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distspec.attention import Span
-from distspec.attention.nodes import NATURAL, Nodes, shared
+from distspec.attention.nodes import NATURAL, Nodes
 from distspec.kv.pool import KVPool
 from tests.unit.attention.test_sdpa import CPU, LATENTS, by_the_book, location, random_span
 
@@ -20,23 +20,16 @@ pytestmark = pytest.mark.needs("interpreter")
 def first_part(
     spans: list[Span], page_size: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the rows of these spans over the keys that they share: results, and log-sums [heads, rows]. Where there is no
-    key, what must not matter."""
-    rows, heads, dim = q.shape
-    group = heads // keys.shape[1]
-    out = torch.full((rows, heads, values.shape[2]), torch.nan)
-    log_sums = torch.full((heads, rows), random.Random(rows).choice([-torch.inf, torch.inf]))
-    at = 0
-    for span in spans:
-        where = [location(span, index, page_size) for index in range(shared(span))]
-        own = slice(at, at + span.rows)
-        if where:
-            k, v = (x[where].repeat_interleave(group, 1).float() for x in (keys, values))
-            scores = torch.einsum("rhd,khd->hrk", q[own].float(), k) * dim**-0.5
-            log_sums[:, own] = scores.logsumexp(-1)
-            out[own] = torch.einsum("hrk,khd->rhd", scores.softmax(-1), v)
-        at += span.rows
-    return out, log_sums
+    """Over the keys that all rows of a span see: results [rows, heads, dim] and log-sums [rows, heads]."""
+    group = q.shape[1] // keys.shape[1]
+    results, log_sums = [], []
+    for span, own in zip(spans, q.split([span.rows for span in spans]), strict=True):
+        where = [location(span, index, page_size) for index in range(span.length - span.suffix)]
+        k, v = (x[where].repeat_interleave(group, 1) for x in (keys, values))
+        scores = torch.einsum("rhd,khd->hrk", own, k) * q.shape[2] ** -0.5
+        log_sums.append(scores.logsumexp(-1))
+        results.append(torch.einsum("hrk,khd->rhd", scores.softmax(-1), v))
+    return torch.cat(results), torch.cat(log_sums, 1).t()
 
 
 def check(
@@ -56,13 +49,16 @@ def check(
     starts = [sum(span.rows for span in spans[:i]) for i in range(len(spans))]
     trees = [(span, start) for span, start in zip(spans, starts, strict=True) if span.nodes]
     assume(trees)
-    own = [row for span, start in trees for row in range(start, start + span.rows)]
-    first, log_sums = first_part([span for span, _ in trees], page_size, q[own], keys, values)
+    trees.sort(key=lambda tree: tree[0].length == tree[0].suffix)
+    read = [(span, start) for span, start in trees if span.length > span.suffix]
+    own, first = ([row for span, start in some for row in range(start, start + span.rows)] for some in (trees, read))
+    found = first_part([span for span, _ in read], page_size, q[first], keys, values) if read else None
+    unit = 1.0 if binary else NATURAL
+    if found is not None and binary:
+        found = found[0], found[1] * NATURAL
     nodes = Nodes(pool, page_size, num_heads)
-    plan = nodes.plan([span for span, _ in trees], [start for _, start in trees])
     out = torch.full((len(q), num_heads, latent or dim), 7.0)
-    log_sums, unit = (log_sums * NATURAL, 1.0) if binary else (log_sums, NATURAL)
-    nodes.read(plan, 1, q, first, log_sums.t(), unit, out)
+    nodes.read(nodes.plan([span for span, _ in trees], [start for _, start in trees]), 1, q, found, unit, out)
     torch.testing.assert_close(out[own].double(), want[own], atol=1e-5, rtol=0)
     others = [row for row in range(len(q)) if row not in own]
     assert bool((out[others] == 7).all())
@@ -102,6 +98,5 @@ def test_what_others_hold_cannot_matter_not_even_nan() -> None:
     pool.data[:, :, [20, 21, 22, 23, 8, 9]] = torch.randn(1, 2, 6, 1, 8)
     q = torch.randn(3, 2, 8)
     nodes, out = Nodes(pool, 4, 2), torch.empty(3, 2, 8)
-    first, log_sums = first_part([span], 4, q, *pool.layers[0])
-    nodes.read(nodes.plan([span], [0]), 0, q, first, log_sums.t(), NATURAL, out)
+    nodes.read(nodes.plan([span], [0]), 0, q, first_part([span], 4, q, *pool.layers[0]), NATURAL, out)
     assert bool(out.isfinite().all())
