@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from distspec import config
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.standalone import StandaloneDrafter
-from distspec.engine import Engine, Flight
+from distspec.engine import Begun, Engine, Flight
 from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Extend, Lease, Progress, Verdict
@@ -110,7 +110,7 @@ def guard(of: Desk) -> None:
     rolling = of._loop._rolling
     lender = of._loop._lender.engine if of._loop._lender is not None else None
     engines = [of._engine, *([lender] if isinstance(lender, Engine) else [])]
-    launch, flying = rolling.launch, dict[Flight, list[set[int]]]()
+    launch, begin, finish, flying = rolling.launch, rolling.begin, rolling.finish, dict[int, list[set[int]]]()
 
     def written(slots: Sequence[int], steps: int) -> list[set[int]]:
         """By engine."""
@@ -126,19 +126,30 @@ def guard(of: Desk) -> None:
             for one, side in zip(engines, sides, strict=False)
         ]
 
-    def spy(slots: Sequence[int], steps: int) -> Flight:
-        pages = written(slots, steps)
-        flight = launch(slots, steps)
-        read, flying[flight] = flight.read, pages
+    def watched(flight: Flight, pages: list[set[int]]) -> Flight:
+        read, flying[id(flight)] = flight.read, pages
 
         def landed() -> list[tuple[int, ...]]:
-            del flying[flight]
+            del flying[id(flight)]
             return read()
 
         flight.read = landed  # type: ignore[method-assign]
         return flight
 
-    rolling.launch = spy  # type: ignore[method-assign]
+    def launched(slots: Sequence[int], steps: int) -> Flight:
+        pages = written(slots, steps)
+        return watched(launch(slots, steps), pages)
+
+    def started(slots: Sequence[int], steps: int) -> Begun:
+        pages = written(slots, steps)
+        begun = begin(slots, steps)
+        flying[id(begun)] = pages
+        return begun
+
+    def finished(begun: Begun, going: Collection[int]) -> Flight:
+        return watched(finish(begun, going), flying.pop(id(begun)))
+
+    rolling.launch, rolling.begin, rolling.finish = launched, started, finished  # type: ignore[method-assign]
     for i, one in enumerate(engines):
         _watch(one, lambda i=i: set[int]().union(*(pages[i] for pages in flying.values())))  # type: ignore[misc]
 

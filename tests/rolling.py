@@ -6,31 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from distspec.engine import Engine, Flight, Rolling, Segment
-from distspec.protocol.values import SamplingParams
+from distspec.protocol.values import SamplingParams, TokenLogprobs
 
 
 def plain(engine: Engine, prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
     """`count` tokens after the prompt, one step each."""
+    return told(engine, prompt, params, count)[0]
+
+
+def told(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, count: int
+) -> tuple[list[int], list[TokenLogprobs]]:
+    """The same, and what is told of them."""
     slot = engine.open((), params, use_cache=False)
     engine.reserve(slot, len(prompt) + count)
-    found, segment = [], Segment(slot, tuple(prompt))
+    found, said, segment = list[int](), list[TokenLogprobs](), Segment(slot, tuple(prompt))
     while len(found) < count:
-        root = engine.step([segment])[0].root
-        assert root is not None
-        found.append(root)
-        segment = Segment(slot, (root,))
+        [outcome] = engine.step([segment])
+        assert outcome.root is not None
+        found.append(outcome.root)
+        said += outcome.logprobs
+        segment = Segment(slot, (outcome.root,))
     engine.close(slot, keep=False)
-    return found
+    return found, said
 
 
 @dataclass
 class Text:
-    """slot, draft: of the engines; tokens: all that is known, the root last."""
+    """slot, draft: of the engines; tokens: all that is known, the root last; said: what is told of tokens that rounds
+    brought."""
 
     slot: int
     draft: int | None
     tokens: list[int]
     prompt: int
+    said: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass
@@ -63,12 +73,20 @@ class Books:
         return slot
 
     def launch(self, slots: Sequence[int], steps: int) -> None:
+        """Where the host has a part in a row, all that is in flight is read meanwhile."""
         for slot in slots:
             self._reserve(self.target, slot, slot, steps)
             draft = self.texts[slot].draft
             if self.drafter is not None and draft is not None:
                 self._reserve(self.drafter, draft, slot, steps)
-        self.flights.append(self.rolling.launch(slots, steps))
+        asks = [self.target.is_edited(slot) or self.target.params(slot).logprobs is not None for slot in slots]
+        if not any(asks):
+            self.flights.append(self.rolling.launch(slots, steps))
+            return
+        begun = self.rolling.begin(slots, steps)
+        while self.flights:
+            self.read()
+        self.flights.append(self.rolling.finish(begun, slots))
 
     def _reserve(self, engine: Engine, own: int, slot: int, steps: int) -> None:
         engine.reserve(own, self.rolling.reach(slot, steps) - engine.sequence(own).length)
@@ -76,10 +94,11 @@ class Books:
     def read(self) -> None:
         """The oldest flight, into the books of those that are still here."""
         flight = self.flights.pop(0)
-        for slot, tokens in zip(flight.slots, flight.read(), strict=True):
+        for slot, tokens, said in zip(flight.slots, flight.read(), flight.logprobs, strict=True):
             if slot in self.texts:
                 text = self.texts[slot]
                 text.tokens += tokens
+                text.said += said
                 self._book(self.target, slot, slot, text.tokens[:-1])
                 if self.drafter is not None and text.draft is not None:
                     self._book(self.drafter, text.draft, slot, text.tokens[:-2])

@@ -2,6 +2,6 @@
 
 from distspec.engine.batch import Guesses, Outcome, Segment
 from distspec.engine.engine import Engine
-from distspec.engine.rolling import Flight, MakeChains, Rolling
+from distspec.engine.rolling import Begun, Flight, MakeChains, Rolling
 
-__all__ = ["Engine", "Flight", "Guesses", "MakeChains", "Outcome", "Rolling", "Segment"]
+__all__ = ["Begun", "Engine", "Flight", "Guesses", "MakeChains", "Outcome", "Rolling", "Segment"]

@@ -36,7 +36,8 @@ from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model, Paged, Taps
 from distspec.models.config import ModelConfig
 from distspec.protocol.values import ROOT, Node, SamplingParams
-from distspec.sampling import Editor, SamplingRows
+from distspec.sampling import Asked, Editor, SamplingRows
+from distspec.sampling.logprobs import Telling
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +228,8 @@ class Engine:
         logits = logits_of(batch.wanted)
         if reports is not None:
             reports.before(batch, logits)
-        return self._edited(batch, logits), self._sampling(batch)
+        self.edit(logits, batch.asked)
+        return logits, self._sampling(batch)
 
     def _modelled(self, batch: Batch) -> Callable[[Seq[int]], Tensor]:
         """The model runs. Gives logits of rows, ascending: float32 [rows, vocab], which the next step overwrites."""
@@ -235,26 +237,11 @@ class Engine:
         if logits is not None:
             return partial(self._rows, logits)
         plan = self._attention.plan(batch.spans)
-        hidden = self._hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
+        hidden = self.hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
         return lambda rows: self.model.logits(self._rows(hidden, rows))
-
-    def _hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """One forward: [rows, hidden_size]. Writes KV, and features where there are taps."""
-        attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
-        taps = Taps(self.taps) if self.taps else None
-        hidden = self.model.forward(tokens, positions, attend, taps)
-        if taps is not None:
-            self.pool.features.index_copy_(0, plan.write, taps.features())
-        return hidden
 
     def _rows(self, values: Tensor, rows: Seq[int]) -> Tensor:
         return values if len(rows) == len(values) else values.index_select(0, self._integers(rows))
-
-    def _edited(self, batch: Batch, logits: Tensor) -> Tensor:
-        """The same memory. The host prepares edits while the device computes the logits."""
-        for edit in self._editor.edits(batch.asked):
-            edit.apply_(logits)
-        return logits
 
     def _sampling(self, batch: Batch) -> SamplingRows:
         return SamplingRows.of(batch.params, batch.draws, self.device)
@@ -275,7 +262,7 @@ class Engine:
         return Graphs(self._logits, self._attention, sizes, self.device)
 
     def _logits(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        return self.model.logits(self._hidden(tokens, positions, plan))
+        return self.model.logits(self.hidden(tokens, positions, plan))
 
     # -- forwards that others plan ------------------------------------------------------------------
 
@@ -294,7 +281,30 @@ class Engine:
 
         tokens, positions: int64 [rows]. plan: of `plans`. Books are whoever's who planned; waits for nothing.
         """
-        return self.model.logits(self._hidden(tokens, positions, plan)[every - 1 :: every].contiguous())
+        return self.model.logits(self.hidden(tokens, positions, plan)[every - 1 :: every].contiguous())
+
+    def hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """As `forward`, but what the logits of each row are made of: [rows, hidden_size]."""
+        attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
+        taps = Taps(self.taps) if self.taps else None
+        hidden = self.model.forward(tokens, positions, attend, taps)
+        if taps is not None:
+            self.pool.features.index_copy_(0, plan.write, taps.features())
+        return hidden
+
+    def is_edited(self, slot: int) -> bool:
+        """Whether the logits of its rows must be edited before they are drawn from."""
+        return slot in self._editor
+
+    def edit(self, logits: Tensor, asked: Seq[Asked]) -> None:
+        """Edit logits in place, of rows of slots for which `is_edited` holds: float32 [rows, vocab]. The host works it
+        out while the device computes them. Raises BadConstraint if the grammar of a slot turned out to be none."""
+        for edit in self._editor.edits(asked):
+            edit.apply_(logits)
+
+    def telling(self, params: Seq[SamplingParams]) -> Telling:
+        """Logprobs of rows of these parameters, of the distribution that the options name."""
+        return Telling(params, self._logprobs_mode == "raw_logprobs", self.device)
 
     # -- what is kept of positions, out and in ---------------------------------------------------
 

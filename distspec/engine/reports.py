@@ -15,7 +15,8 @@ from torch import Tensor
 from distspec.engine.batch import Batch, Outcome, Segment
 from distspec.protocol.values import TokenLogprobs
 from distspec.sampling import SamplingRows
-from distspec.sampling.logprobs import Told, processed, tell
+from distspec.sampling.copies import integers
+from distspec.sampling.logprobs import Telling, Told, tell
 
 Mode = Literal["raw_logprobs", "processed_logprobs"]
 
@@ -29,10 +30,8 @@ class Reports:
     def __init__(self, mode: Mode, device: torch.device) -> None:
         self._is_raw = mode == "raw_logprobs"
         self._device = device
-        self._asking: list[int] = []
-        self._most: list[int] = []
-        self._raw: Tensor | None = None
-        self._drawn: list[tuple[Told, Sequence[int]]] = []
+        self._telling: Telling | None = None
+        self._drawn: Told | None = None
         self._given: list[tuple[Told, Sequence[int]]] = []
 
     def give(self, batch: Batch, logits_of: Callable[[Sequence[int]], Tensor]) -> None:
@@ -40,43 +39,32 @@ class Reports:
         float32 [rows, vocab] of some rows of the batch."""
         for start in range(0, len(batch.given), _CHUNK):
             rows, tokens, most = zip(*batch.given[start : start + _CHUNK], strict=True)
-            told = tell(logits_of(rows), self._integers(tokens), max(most))
+            told = tell(logits_of(rows), integers(tokens, self._device), max(most))
             self._given.append((told.to_host(), most))
 
     def before(self, batch: Batch, logits: Tensor) -> None:
         """Logits of the wanted rows, before anything changes them: float32 [rows, vocab]."""
-        self._asking = [row for row, params in enumerate(batch.params) if params.logprobs is not None]
-        self._most = [batch.params[row].logprobs or 0 for row in self._asking]
-        if self._asking and self._is_raw:
-            self._raw = logits[self._integers(self._asking)]
+        self._telling = Telling(batch.params, self._is_raw, self._device)
+        self._telling.before(logits)
 
     def after(self, logits: Tensor, rows: SamplingRows, tokens: Tensor) -> None:
         """What the wanted rows were drawn from, how, and what was drawn: int64 [rows]."""
-        if not self._asking:
-            return
-        index = self._integers(self._asking)
-        drawn, scores = tokens[index], self._raw
-        if scores is None:
-            scores = processed(logits[index], rows.select(self._asking), drawn)
-        self._drawn.append((tell(scores, drawn, max(self._most)).to_host(), self._most))
+        assert self._telling is not None
+        told = self._telling.after(logits, rows, tokens)
+        self._drawn = told.to_host() if told is not None else None
 
     def deal(self, segments: Sequence[Segment], outcomes: Sequence[Outcome[int]]) -> None:
         """Put what is told beside the outcomes of the segments; waits for the device."""
-        if not self._drawn and not self._given:
+        if self._drawn is None and not self._given:
             return
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        drawn = dict(zip(self._asking, _read(self._drawn), strict=True))
-        given, row = iter(_read(self._given)), 0
+        drawn: dict[int, TokenLogprobs] = {}
+        if self._telling is not None and self._drawn is not None:
+            drawn = self._telling.read(self._drawn, range(sum(segment.wanted for segment in segments)))
+        given, row = iter([said for part, most in self._given for said in part.read(most)]), 0
         for segment, outcome in zip(segments, outcomes, strict=True):
             end = row + segment.wanted
             outcome.logprobs = [drawn[i] for i in range(row, end) if i in drawn]
             outcome.given = list(islice(given, len(segment.given)))
             row = end
-
-    def _integers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
-
-
-def _read(told: Sequence[tuple[Told, Sequence[int]]]) -> list[TokenLogprobs]:
-    return [said for part, most in told for said in part.read(most)]

@@ -250,7 +250,7 @@ class Desk:
             replies += self._landed(self._loop.settle())
             replies += self._step()
         replies += self._landed(self._loop.roll([held for held in self._held if held.drafting]))
-        return replies
+        return replies + self.compiled()
 
     def _is_due(self) -> bool:
         """There is work for an ordinary step. While others roll, it may wait for more that belongs to it."""

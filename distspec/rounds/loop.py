@@ -3,10 +3,14 @@
 Knows which leases roll, what of their rounds is in flight, and what each round that was read adds to the books. Does
 not know messages, other work of the worker, or what a round computes (engine.rolling).
 
-A lease rolls while nothing of its rounds needs the host: one token left to compute, a chain of drafts or none, draws
-by noise alone. Its books hold what was read; pages are held up to where what is in flight may write. A row whose stream
-has ended may have one round more in flight, whose result nobody wants. Until that is read its slot stays open, see
-Held.flying, so nobody else gets pages that may still be written.
+A lease rolls while it has one token left to compute, and a chain of drafts or none. Its books hold what was read; pages
+are held up to where what is in flight may write. A row whose stream has ended may have one round more in flight, whose
+result nobody wants. Until that is read its slot stays open, see Held.flying, so nobody else gets pages that may still
+be written.
+
+Where the host has a part in each token of some row of a launch, round N+1 is begun, N read, and then N+1 finished: what
+the host does for such rows, and the books of all, hide behind the forward. Others in the same launch lose nothing but
+that their round is launched in parts; a second forward for them would cost more.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distspec.drafters.base import Drafter, DraftRow, Loan, lender_of
-from distspec.engine import Engine, Flight, Rolling
+from distspec.engine import Begun, Engine, Flight, Rolling
 from distspec.errors import OutOfPages
 from distspec.muster import Muster
 from distspec.protocol.messages import Fault, Lease, Progress
-from distspec.protocol.values import SamplingParams, Shape, finish_reason
+from distspec.protocol.values import SamplingParams, Shape, TokenLogprobs, finish_reason
 from distspec.rounds.held import Held
 from distspec.rounds.lease import begin
 from distspec.sampling import edited
@@ -29,13 +33,14 @@ from distspec.sampling import edited
 @dataclass(slots=True, eq=False)
 class _Row:
     """A lease that rolls. root: the last token of its text, as far as that was read. steps: drafts of each round.
-    loan: of the drafter, None for plain decoding."""
+    loan: of the drafter, None for plain decoding. needy: see needs_host."""
 
     held: Held
     lease: Lease
     root: int
     steps: int
     loan: Loan | None
+    needy: bool
 
     @property
     def is_over(self) -> bool:
@@ -91,8 +96,13 @@ class Loop:
         """Take in what can roll of leases whose rounds begin; launch the next round of each row, one launch for all
         that draft alike; then read what was launched before, or all if rounds may not overlap."""
         before, said = len(self._rounds), list[Progress | Fault](self._enter(beginning))
-        self._launch()
-        return said + self._read(before if self._overlap else len(self._rounds))
+        begun = self._launch()
+        said += self._read(before)
+        for one in begun:
+            self._finish(*one)
+        if not self._overlap:
+            said += self._read(len(self._rounds))
+        return said
 
     def settle(self) -> list[Progress]:
         """Read all that is in flight."""
@@ -149,17 +159,21 @@ class Loop:
         [root] = held.work.tokens
         held.work = None
         self._rolling.enter(held.slot, root, loan.slot if loan is not None else None)
-        return _Row(held, held.lease, root, steps, loan)
+        return _Row(held, held.lease, root, steps, loan, needs_host(held.params))
 
     def _steps(self, held: Held) -> int | None:
         """Drafts of each of its rounds, None if it cannot roll, or has no room for a round."""
-        if held.inbox or needs_host(held.params):
+        sequence = self._engine.sequence(held.slot)
+        # A root that is the prompt's last token is none of the output, which edits are about.
+        if held.inbox or (needs_host(held.params) and sequence.length < held.params.prompt_tokens):
             return None
         steps = chain_steps(held.shape, held.most) if self._drafter is not None else 0
+        if steps and edited(held.params):
+            return None
         lends = self._lender is not None and self._engine.is_coupled
         if steps is None or (steps and not lends) or not self._rolling.can(steps):
             return None
-        return steps if self._hold(held, self._engine.sequence(held.slot).length + 1 + steps) else None
+        return steps if self._hold(held, sequence.length + 1 + steps) else None
 
     def _text(self, held: Held) -> DraftRow:
         assert held.work is not None
@@ -190,7 +204,9 @@ class Loop:
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def _launch(self) -> None:
+    def _launch(self) -> list[tuple[Begun, list[_Row], float]]:
+        """The next round of all rows that go on; rounds that are only begun, with their rows and when that was."""
+        begun: list[tuple[Begun, list[_Row], float]] = []
         going: dict[int, list[_Row]] = {}
         for row in list(self._rows.values()):
             if self._goes_on(row):
@@ -198,11 +214,19 @@ class Loop:
             else:
                 self.leave(row.held)
         for steps, rows in going.items():
-            launched_s = self._clock()
-            flight = self._rolling.launch([row.held.slot for row in rows], steps)
-            self._rounds.append(_Round(flight, rows, launched_s))
+            launched_s, slots = self._clock(), [row.held.slot for row in rows]
+            if any(row.needy for row in rows):
+                begun.append((self._rolling.begin(slots, steps), rows, launched_s))
+            else:
+                self._rounds.append(_Round(self._rolling.launch(slots, steps), rows, launched_s))
             for row in rows:
                 row.held.flying += 1
+        return begun
+
+    def _finish(self, begun: Begun, rows: Sequence[_Row], launched_s: float) -> None:
+        """All rounds before it were read."""
+        flight = self._rolling.finish(begun, [row.held.slot for row in rows if not row.is_over])
+        self._rounds.append(_Round(flight, rows, launched_s))
 
     def _goes_on(self, row: _Row) -> bool:
         """Whether the next round of a row may be launched: its stream cannot have ended for sure by what is in flight,
@@ -222,10 +246,10 @@ class Loop:
             began_s, self._read_s = max(one.launched_s, self._read_s), self._clock()
             span = (began_s, self._read_s)
             step = self._step(one, self._read_s - began_s)
-            for row, tokens in zip(one.rows, found, strict=True):
+            for row, tokens, told in zip(one.rows, found, one.flight.logprobs, strict=True):
                 row.held.flying -= 1
                 if not row.is_over:
-                    said.append(self._progress(row, tokens, span, step))
+                    said.append(self._progress(row, tokens, told, span, step))
                 if row.is_over:
                     self.leave(row.held)
         return said
@@ -239,9 +263,15 @@ class Loop:
         return (rows, seconds)
 
     def _progress(
-        self, row: _Row, tokens: tuple[int, ...], span: tuple[float, float], step: tuple[int, float]
+        self,
+        row: _Row,
+        tokens: tuple[int, ...],
+        told: tuple[TokenLogprobs, ...],
+        span: tuple[float, float],
+        step: tuple[int, float],
     ) -> Progress:
-        """Book what a round committed. Drafts past the last token that may be emitted count for nothing."""
+        """Book what a round committed. Drafts past the last token that may be emitted count for nothing. told: logprobs
+        of the tokens, where they are asked for."""
         held, start = row.held, row.held.emitted
         drafted = min(row.steps, held.params.max_tokens - start - 1)
         judged = tokens[: drafted + 1]
@@ -267,11 +297,12 @@ class Loop:
             ended=reason,
             span=span,
             step=step,
+            logprobs=told[: len(emitted)],
         )
 
 
 def needs_host(params: SamplingParams) -> bool:
-    """Whether the host has a part in each token, beside the noise: what the text so far allows, or logprobs."""
+    """Whether the host has a part in each token: in what the text so far allows, or logprobs."""
     return edited(params) or params.logprobs is not None
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
+from distspec.sampling.copies import integers
 from distspec.sampling.noise import gumbel, signed
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class SamplingRows:
 
     def select(self, index: Sequence[int]) -> SamplingRows:
         """Some of the rows, in this order."""
-        at = torch.tensor(index, dtype=torch.int64).to(self.reals.device, non_blocking=True)
+        at = integers(index, self.reals.device)
         known = set(self.sampled)
         sampled = tuple(i for i, row in enumerate(index) if row in known)
         return replace(self, reals=self.reals[at], integers=self.integers[at], sampled=sampled)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
+from distspec.sampling.copies import integers, to_device
 from distspec.sampling.edits import WORD, Bans, Bias, Edit, Mask, Penalties, packed
 from distspec.sampling.tables import Biases, Counts
 
@@ -152,7 +153,7 @@ class Editor:
             rows = torch.arange(ask.first, ask.first + len(ask.paths))
             parts.append(torch.cartesian_prod(rows, self._slots[ask.slot].words.alone))
         pairs = torch.cat(parts)
-        return Bans(*pairs.T.contiguous().to(self._device, non_blocking=True)) if len(pairs) else None
+        return Bans(*to_device(pairs.T.contiguous(), self._device)) if len(pairs) else None
 
     def _penalties(self, asked: Sequence[Asked]) -> Penalties:
         self._count(asked)
@@ -182,7 +183,9 @@ class Editor:
     def _mask(self, asked: Sequence[Asked]) -> Mask:
         """Of what is allowed, bans take away what they can without leaving nothing; a constraint is not bent."""
         rows, _ = _rows(asked)
-        bits = self._all.repeat(len(rows), 1)
+        # Pinned from the start: masks of many rows are megabytes, to be copied once.
+        bits = torch.empty(len(rows), len(self._all), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        bits.copy_(self._all)
         start = 0
         for ask in asked:
             slot, some = self._slots[ask.slot], bits[start : start + len(ask.paths)]
@@ -200,10 +203,8 @@ class Editor:
             for banned, numbers in alike.items():
                 if banned:
                     self._ban_(some, numbers, banned)
-        if self._device.type == "cuda":
-            bits = bits.pin_memory()
         (at,) = self._integers(rows)
-        return Mask(at, bits.to(self._device, non_blocking=True))
+        return Mask(at, to_device(bits, self._device))
 
     def _ban_(self, bits: Tensor, rows: list[int], tokens: Iterable[int]) -> None:
         """Clear the bits of tokens in rows of which that leaves some. Far fewer tokens than a vocabulary has."""
@@ -239,10 +240,8 @@ class Editor:
 
     def _integers(self, *columns: Sequence[int]) -> tuple[Tensor, ...]:
         """Each column on the device; all travel in one copy."""
-        whole = torch.tensor([value for column in columns for value in column], dtype=torch.int64)
-        parts: tuple[Tensor, ...] = torch.split(
-            whole.to(self._device, non_blocking=True), [len(column) for column in columns]
-        )
+        whole = integers([value for column in columns for value in column], self._device)
+        parts: tuple[Tensor, ...] = torch.split(whole, [len(column) for column in columns])
         return parts
 
 

@@ -6,14 +6,15 @@ where the logits are, and copied to the host without waiting for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import torch
 from torch import Tensor
 
-from distspec.protocol.values import TokenLogprobs
+from distspec.protocol.values import SamplingParams, TokenLogprobs
+from distspec.sampling.copies import integers, to_host
 from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, process, stay
 
 
@@ -27,7 +28,7 @@ class Told:
 
     def to_host(self) -> Told:
         """A copy, to be read once the device has done what was asked of it before."""
-        return Told(_to_host(self.integers), _to_host(self.reals))
+        return Told(to_host(self.integers), to_host(self.reals))
 
     def read(self, most: Sequence[int]) -> list[TokenLogprobs]:
         """On the host. most: of each row, how many of the likeliest tokens are told; those that cannot be are not."""
@@ -40,6 +41,43 @@ class Told:
             )
             for (rank, *tokens), logprobs, count in rows
         ]
+
+
+class Telling:
+    """Of rows that are drawn, those that ask. params: of each row. is_raw: told is what the model says, else what is
+    drawn from."""
+
+    def __init__(self, params: Sequence[SamplingParams], is_raw: bool, device: torch.device) -> None:
+        self._most = {row: one.logprobs for row, one in enumerate(params) if one.logprobs is not None}
+        self._is_raw = is_raw
+        self._scores: Tensor | None = None
+        self._all = len(self._most) == len(params)
+        self._index = integers(list(self._most), device) if self._most and not self._all else None
+
+    def before(self, logits: Tensor) -> None:
+        """Logits of the rows, before anything changes them: float32 [rows, vocab]."""
+        if self._most and self._is_raw:
+            self._scores = logits.clone() if self._index is None else logits[self._index]
+
+    def after(self, logits: Tensor, rows: SamplingRows, tokens: Tensor) -> Told | None:
+        """What the rows were drawn from, how, and what was drawn: int64 [rows]. Of the rows that ask, on the device."""
+        if not self._most:
+            return None
+        if self._index is not None:
+            tokens = tokens[self._index]
+        if self._scores is None:
+            if self._index is not None:
+                logits, rows = logits[self._index], rows.select(list(self._most))
+            self._scores = processed(logits, rows, tokens)
+        return tell(self._scores, tokens, max(self._most.values()))
+
+    def read(self, told: Told, rows: Iterable[int]) -> dict[int, TokenLogprobs]:
+        """Of those among the rows that ask. told: what `after` gave, on the host."""
+        places = {row: place for place, row in enumerate(self._most)}
+        asking = [row for row in rows if row in places]
+        index = torch.tensor([places[row] for row in asking], dtype=torch.int64)
+        some = Told(told.integers[index], told.reals[index])
+        return dict(zip(asking, some.read([self._most[row] for row in asking]), strict=True))
 
 
 def tell(scores: Tensor, tokens: Tensor, most: int) -> Told:
@@ -82,9 +120,3 @@ def _processed_fused(logits: Tensor, rows: SamplingRows, drawn: Tensor) -> Tenso
         forbidden = stays.top[:, None] - scores > depth[:, None]
         scores.masked_fill_(forbidden.scatter_(1, drawn[:, None], False), -inf)
     return scores
-
-
-def _to_host(values: Tensor) -> Tensor:
-    if not values.is_cuda:
-        return values
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

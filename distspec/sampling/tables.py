@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distspec.protocol.values import SamplingParams
+from distspec.sampling.copies import integers, to_device
 from distspec.sampling.edits import IN_PROMPT
 
 
@@ -29,8 +30,9 @@ class Biases:
         self.tokens = _room(self.tokens, slot + 1, most, fill=-1)
         self.values = _room(self.values, slot + 1, most)
         self.tokens[slot] = -1
-        self.tokens[slot, : len(bias)] = torch.tensor(list(bias), dtype=torch.int64)
-        self.values[slot, : len(bias)] = torch.tensor(list(bias.values()), dtype=torch.float32)
+        device = self.tokens.device
+        self.tokens[slot, : len(bias)] = integers(list(bias), device)
+        self.values[slot, : len(bias)] = to_device(torch.tensor(list(bias.values()), dtype=torch.float32), device)
 
 
 class Counts:
@@ -45,7 +47,7 @@ class Counts:
         self.penalties = _room(self.penalties, slot + 1, 3)
         self.seen = _room(self.seen, slot + 1, self.seen.shape[1])
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self.penalties[slot] = torch.tensor(penalties, dtype=torch.float32)
+        self.penalties[slot] = to_device(torch.tensor(penalties, dtype=torch.float32), self.seen.device)
         self.seen[slot] = 0
 
     def add(self, prompt: Tensor, output: Tensor) -> None:

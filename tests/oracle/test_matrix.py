@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from distspec.engine import Flight, Rolling
+from distspec.engine import Begun, Flight, Rolling
 from distspec.models.llama import Llama
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import edited
@@ -80,13 +80,18 @@ ROLLING = [
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Drafts of each round that any worker launched."""
     steps: list[int] = []
-    launch = Rolling.launch
+    launch, begin = Rolling.launch, Rolling.begin
 
-    def spy(rolling: Rolling, slots: Sequence[int], drafts: int) -> Flight:
+    def launched(rolling: Rolling, slots: Sequence[int], drafts: int) -> Flight:
         steps.append(drafts)
         return launch(rolling, slots, drafts)
 
-    monkeypatch.setattr(Rolling, "launch", spy)
+    def begun(rolling: Rolling, slots: Sequence[int], drafts: int) -> Begun:
+        steps.append(drafts)
+        return begin(rolling, slots, drafts)
+
+    monkeypatch.setattr(Rolling, "launch", launched)
+    monkeypatch.setattr(Rolling, "begin", begun)
     return steps
 
 

@@ -1,4 +1,6 @@
-"""Rounds that follow each other before their results are read: the host launches N+1, then reads N.
+"""Rounds that follow each other before their results are read: the host launches N+1, then reads N; or begins N+1,
+reads N, and finishes N+1, where the host has a part in each token. That lies between the target's forward and the draw,
+and hides behind the forward: drafts come to the host as soon as they are made, and by then it knows all texts for sure.
 
 Knows which slots roll, how long their texts may have become, and where their pages are. Does not know requests, why a
 text ends, or who keeps the books: whoever launches appends what was read to the sequences of both engines, and holds
@@ -10,56 +12,20 @@ before, but only before anybody who got them since.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import Chains, EngineChains
+from distspec.engine.rolling.copies import Copies
+from distspec.engine.rolling.flight import Begun, Flight, Row
 from distspec.engine.rolling.graphs import Bucket, RoundGraphs
 from distspec.engine.rolling.round import Round
 from distspec.engine.rolling.state import Kind, State
 from distspec.kv.sequence import Sequence
-
-
-@dataclass(slots=True)
-class _Row:
-    """A slot that rolls. bound: tokens that its text has at most after all that was launched. target, drafter: its
-    sequences; known: pages of each that the device knows."""
-
-    bound: int
-    target: Sequence
-    drafter: Sequence | None
-    known: list[int] = field(default_factory=list)
-    draft_known: list[int] = field(default_factory=list)
-
-
-Results = Callable[[], list[list[int]]]
-"""Waits for results of a round, see Round, and returns them."""
-
-
-class Flight:
-    """One round that was launched. slots: in it, in order; steps: drafts of each."""
-
-    def __init__(self, slots: tuple[int, ...], steps: int, rows: list[_Row], results: Results) -> None:
-        self.slots = slots
-        self.steps = steps
-        self._rows = rows
-        self._results = results
-
-    def read(self) -> list[tuple[int, ...]]:
-        """The tokens that each slot's round committed, 1 .. steps + 1 of them: the drafts that were accepted, then the
-        target's own. Waits for this round, and for none that was launched later. Once only."""
-        rows, self._rows = self._rows, []
-        found = []
-        for row, (accepted, *outcomes) in zip(rows, self._results(), strict=True):
-            row.bound -= self.steps - accepted
-            found.append(tuple(outcomes[: accepted + 1]))
-        return found
-
+from distspec.sampling import draw
 
 MakeChains = Callable[[State, int], Chains]
 """For a state, and texts of so many tokens at most."""
@@ -69,9 +35,8 @@ class Rolling:
     """Rounds of slots whose state is on the device: length, last tokens, sampling parameters, page tables.
 
     target: an engine; drafter: another one on its device, or what makes Chains for a state and texts of so many tokens
-    at most; None: plain decoding. Rows are drawn by seed, temperature, top_k, top_p and min_p alone. odds: outcomes and
-    guesses are made up by distspec.synthetic, and an engine's guess is right so often as the first of these says;
-    without an engine there are none then.
+    at most; None: plain decoding. odds: outcomes and guesses are made up by distspec.synthetic, and an engine's guess
+    is right so often as the first of these says; without an engine there are none then.
     """
 
     def __init__(self, target: Engine, drafter: Engine | MakeChains | None, *, odds: tuple[float, ...] = ()) -> None:
@@ -84,10 +49,9 @@ class Rolling:
         elif drafter is not None and not odds:
             self._chains = drafter(self._state, target.max_model_len)
         self._round = Round(self._state, target, self._chains, odds)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
         self._graphs = RoundGraphs(self._round, self._state) if target.graphs is not None else None
-        cuda = target.device.type == "cuda"
-        self._copies = torch.cuda.Stream(target.device) if cuda else None  # type: ignore[no-untyped-call]
+        self._copies = Copies(target.device)
 
     def can(self, steps: int) -> bool:
         """Whether rounds of so many drafts run here; 0: plain decoding."""
@@ -109,7 +73,7 @@ class Rolling:
         sequence = self._target.sequence(slot)
         draft = self._drafter.sequence(draft_slot) if self._drafter is not None and draft_slot is not None else None
         before = sequence.tokens[-1] if sequence.length else 0
-        self._rows[slot] = _Row(sequence.length + 1, sequence, draft)
+        self._rows[slot] = Row(sequence.length + 1, sequence, draft)
         self._state.enter(slot, sequence.length + 1, (before, root), self._target.params(slot))
         if self._chains is not None:
             self._chains.enter(slot, [*sequence.tokens, root])
@@ -127,40 +91,65 @@ class Rolling:
     def launch(self, slots: Seq[int], steps: int) -> Flight:
         """One round of these slots: `steps` drafts each, verify, draw, accept, and the state of the next round.
 
-        After a round without drafts the drafter lacks a position: a slot that is to draft again leaves and enters anew.
-        Does not wait for the device. Raises ValueError where pages or max_model_len are too small for what this round
-        and those that are not read yet can write (see `reach`); nothing is changed then.
+        Tokens are drawn by seed, temperature, top_k, top_p and min_p alone; see `begin` for others. After a round
+        without drafts the drafter lacks a position: a slot that is to draft again leaves and enters anew. Does not wait
+        for the device. Raises ValueError where pages or max_model_len are too small for what this round and those that
+        are not read yet can write (see `reach`); nothing is changed then.
         """
+        rows, kind = self._ready(slots, steps)
+        results = self._graphs.run(slots, steps, kind) if self._graphs is not None else None
+        if results is None:
+            results = self._round(self._state.upload(slots), steps, kind)
+        return Flight(tuple(slots), steps, rows, self._copies.send(results.clone()))
+
+    @torch.inference_mode()
+    def begin(self, slots: Seq[int], steps: int) -> Begun:
+        """As `launch`, for slots whose logits are to be edited or told of, and any others beside them: the drafts and
+        the target's forward alone, which `finish` goes on from. The last token of a text that is edited is output."""
+        rows, kind = self._ready(slots, steps)
+        places, count = self._state.upload(slots), len(slots)
+        stages = self._graphs.staged(slots, steps, kind) if self._graphs is not None else None
+        # Another round's graphs may run before this one is finished, and overwrite what these two leave.
+        chain = self._round.draft(places, steps, kind) if stages is None else stages[0]()[:count].clone()
+        chains = self._copies.send(chain)
+        if stages is None:
+            hidden = self._round.forward(places, chain, self._round.rows(places, steps + 1))
+        else:
+            hidden = stages[1]()[: count * (steps + 1)]
+        logits = self._target.model.logits(hidden)
+        return Begun(tuple(slots), steps, rows, kind, places, chain, chains, logits)
+
+    @torch.inference_mode()
+    def finish(self, begun: Begun, going: Collection[int]) -> Flight:
+        """Launch what edits the logits, the draw, and the state of the next round. Once only.
+
+        going: the slots of it whose texts go on; what the round brings the others must mean nothing to anybody. The
+        books hold what all rounds before have brought these. Waits for the drafts at most, and so hides behind the
+        forward. Raises BadConstraint if the grammar of a slot turned out to be none.
+        """
+        target, nodes, logits = self._target, begun.steps + 1, begun.logits
+        telling = target.telling([target.params(slot) for slot in begun.slots for _ in range(nodes)])
+        telling.before(logits)
+        target.edit(logits, begun.asked([slot for slot in going if target.is_edited(slot)]))
+        rows = self._round.rows(begun.places, nodes)
+        sampling = begun.kind.rows(rows.reals, rows.integers, nodes)
+        drawn = draw(logits, sampling)
+        told = telling.after(logits, sampling, drawn)
+        results = self._round.settle(begun.places, begun.chain, rows, drawn)
+        if told is None:
+            return Flight(begun.slots, begun.steps, begun.rows, self._copies.send(results))
+        arrived = self._copies.send(results, told.integers, told.reals)
+        return Flight(begun.slots, begun.steps, begun.rows, arrived, telling)
+
+    def _ready(self, slots: Seq[int], steps: int) -> tuple[list[Row], Kind]:
+        """Slots whose next round is launched now."""
         for slot in slots:
             self._check(slot, steps)
         rows = [self._rows[slot] for slot in slots]
         self._update(slots, rows, steps)
-        kind = Kind.of([self._target.params(slot) for slot in slots])
-        results = self._graphs.run(slots, steps, kind) if self._graphs is not None else None
-        if results is None:
-            results = self._round(self._state.upload(slots), steps, kind)
         for row in rows:
             row.bound += steps + 1
-        return Flight(tuple(slots), steps, rows, self._sent(results))
-
-    def _sent(self, results: Tensor) -> Results:
-        """To the host, beside what is launched next."""
-        if self._copies is None:
-            return results.tolist
-        own = results.clone()  # the next round writes to the same place
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
-        self._copies.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._copies):
-            host.copy_(own, non_blocking=True)
-            arrived.record()
-        own.record_stream(self._copies)
-
-        def results_there() -> list[list[int]]:
-            arrived.synchronize()
-            return host.tolist()
-
-        return results_there
+        return rows, Kind.of([self._target.params(slot) for slot in slots])
 
     def _check(self, slot: int, steps: int) -> None:
         row, reach = self._rows[slot], self.reach(slot, steps)
@@ -174,7 +163,7 @@ class Rolling:
             if reach > room:
                 raise ValueError(f"slot {slot} may grow to {reach} tokens, there is room for {room}")
 
-    def _update(self, slots: Seq[int], rows: Seq[_Row], steps: int) -> None:
+    def _update(self, slots: Seq[int], rows: Seq[Row], steps: int) -> None:
         """Tell the device of pages that are new since the last round."""
         changes: list[tuple[int, int, int]] = []
         drafts: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""One round on the device: draft, verify, draw, accept, and the state of the next round.
+"""One round on the device: draft, verify, draw, accept, and the state of the next round; whole, or stage by stage.
 
 Knows State, the target's engine and the arithmetic of a chain. Does not know the host's books, or when rounds are
 launched: what is launched depends on the number of rows and steps and on the kind of draws alone, so that a CUDA graph
@@ -19,7 +19,7 @@ from torch import Tensor
 from distspec.attention import Places
 from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import Chains
-from distspec.engine.rolling.ops import make_up, settle, spread
+from distspec.engine.rolling.ops import Spread, make_up, settle, spread
 from distspec.engine.rolling.state import Kind, State
 from distspec.sampling import draw
 
@@ -37,22 +37,36 @@ class Round:
     def __call__(self, slots: Tensor, steps: int, kind: Kind) -> Tensor:
         """slots: int64 [rows]. Returns int64 [rows, steps + 2]: how many drafts were accepted, and the outcomes after
         the root and after each draft."""
+        chain, rows = self.draft(slots, steps, kind), self.rows(slots, steps + 1)
+        logits = self._target.model.logits(self.forward(slots, chain, rows))
+        drawn = draw(logits, kind.rows(rows.reals, rows.integers, steps + 1))
+        return self.settle(slots, chain, rows, drawn)
+
+    def draft(self, slots: Tensor, steps: int, kind: Kind) -> Tensor:
+        """The chains, int64 [rows, nodes]: the last token of each text, its root, and its drafts."""
         last, drafts = self._state.last.index_select(0, slots), list[Tensor]()
         if steps:
             assert self._chains is not None
             drafts = self._chains.draft(slots, last, steps, kind)
-        chain = torch.stack([last[:, 1], *drafts], 1)
-        outcomes = self._judge(slots, chain, kind)
+        return torch.stack([last[:, 1], *drafts], 1)
+
+    def rows(self, slots: Tensor, count: int) -> Spread:
+        """Where the tokens of chains stand, and how the outcome after each is drawn; until `settle`."""
+        state = self._state
+        return spread(state.lengths, state.keys, state.reals, slots, -1, count)
+
+    def forward(self, slots: Tensor, chain: Tensor, rows: Spread) -> Tensor:
+        """What the target says to each token of the chains, [rows * nodes, hidden_size]; see Engine.hidden."""
+        assert self._target.plans is not None
+        places = Places(self._state.tables, self._state.lengths, slots, -1)
+        return self._target.hidden(chain.flatten(), rows.positions, self._target.plans.chains(places, chain.shape[1]))
+
+    def settle(self, slots: Tensor, chain: Tensor, rows: Spread, drawn: Tensor) -> Tensor:
+        """Texts go on. drawn: int64 [rows * nodes], after each token of the chains. Returns the results of the round,
+        as a call does."""
+        if self._odds:
+            drawn = make_up(rows.integers, chain.flatten(), self._target.model.config.vocab_size)
+        outcomes = drawn.view_as(chain)
         if self._chains is not None:
             self._chains.follow(slots, outcomes)
         return settle(self._state.lengths, self._state.last, slots, chain, outcomes)
-
-    def _judge(self, slots: Tensor, chain: Tensor, kind: Kind) -> Tensor:
-        """The outcomes after each token of the chains, int64 [rows, nodes]."""
-        state, count, fed = self._state, chain.shape[1], chain.flatten()
-        assert self._target.plans is not None
-        plan = self._target.plans.chains(Places(state.tables, state.lengths, slots, -1), count)
-        rows = spread(state.lengths, state.keys, state.reals, slots, -1, count)
-        logits = self._target.forward(fed, rows.positions, plan)
-        drawn = draw(logits, kind.rows(rows.reals, rows.integers, count))
-        return (make_up(rows.integers, fed, logits.shape[1]) if self._odds else drawn).view_as(chain)

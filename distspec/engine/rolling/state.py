@@ -14,6 +14,7 @@ from torch import Tensor
 from distspec.engine.engine import Engine
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import GREEDY_BELOW, SamplingRows
+from distspec.sampling.copies import integers, to_device
 from distspec.sampling.noise import signed
 
 
@@ -26,6 +27,7 @@ class Kind:
     max_top_k: int
     any_top_p: bool
     any_min_p: bool
+    least_top_p: float = 0.0
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> Kind:
@@ -36,6 +38,7 @@ class Kind:
             max((p.top_k for p in some), default=0),
             any(p.top_p < 1 for p in some),
             any(p.min_p > 0 for p in some),
+            min((p.top_p for p in some), default=1.0),
         )
 
     @property
@@ -45,7 +48,8 @@ class Kind:
     def rows(self, reals: Tensor, integers: Tensor, count: int) -> SamplingRows:
         """For `count` rows in the place of each. reals, integers: see SamplingRows."""
         sampled = tuple(row * count + i for row in self.sampled for i in range(count))
-        return SamplingRows(reals, integers, sampled, self.max_top_k, self.any_top_p, self.any_min_p)
+        limits = (self.max_top_k, self.any_top_p, self.any_min_p, self.least_top_p)
+        return SamplingRows(reals, integers, sampled, *limits)
 
 
 class State:
@@ -68,18 +72,14 @@ class State:
         self.draft_tables = _table(rows, drafter or target)
 
     def enter(self, slot: int, length: int, last: tuple[int, int], params: SamplingParams) -> None:
-        integers = self.upload([length, *last, params.top_k, signed(params.seed), params.choice])
-        self.lengths[slot], self.last[slot], self.keys[slot] = integers[0], integers[1:3], integers[3:]
+        numbers = self.upload([length, *last, params.top_k, signed(params.seed), params.choice])
+        self.lengths[slot], self.last[slot], self.keys[slot] = numbers[0], numbers[1:3], numbers[3:]
         reals = torch.tensor([params.temperature, params.top_p, params.min_p], dtype=torch.float32)
-        self.reals[slot] = self._moved(reals)
+        self.reals[slot] = to_device(reals, self.device)
 
     def upload(self, values: Sequence[int]) -> Tensor:
         """int64 [n], without waiting for the device."""
-        return self._moved(torch.tensor(values, dtype=torch.int64))
-
-    def _moved(self, values: Tensor) -> Tensor:
-        # Pinned anew each time: the allocator keeps the memory until the copy is done.
-        return values.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values
+        return integers(values, self.device)
 
     def pages(self, table: Tensor, changes: Sequence[tuple[int, int, int]]) -> None:
         """Write to `tables` or `draft_tables`: (slot, index, page) each."""

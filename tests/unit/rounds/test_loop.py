@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distspec.drafters.base import Drafter, DraftRow
-from distspec.engine import Flight
+from distspec.engine import Begun, Flight
 from distspec.protocol.messages import Draft, Drop, Fault, Freed, Lease, Progress, Refused, Revoke, Revoked
 from distspec.protocol.values import Constraint, SamplingParams, Shape
 from distspec.rounds import Desk, Reply
@@ -43,28 +43,33 @@ PROMPT = (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
 
 @dataclass
 class Log:
-    """What a desk launches and reads, in order: ("launch" or "read", slots, steps)."""
+    """What a desk launches, begins, finishes and reads, in order: (which of these, slots, steps)."""
 
     events: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, subject: Desk) -> Log:
         log, rolling = cls(), subject._loop._rolling
-        launch = rolling.launch
+        launch, begin, finish = rolling.launch, rolling.begin, rolling.finish
 
-        def spy(slots: Sequence[int], steps: int) -> Flight:
-            flight = launch(slots, steps)
-            log.events.append(("launch", flight.slots, steps))
+        def watched(flight: Flight, kind: str) -> Flight:
+            log.events.append((kind, flight.slots, flight.steps))
             read = flight.read
 
             def landed() -> list[tuple[int, ...]]:
-                log.events.append(("read", flight.slots, steps))
+                log.events.append(("read", flight.slots, flight.steps))
                 return read()
 
             flight.read = landed  # type: ignore[method-assign]
             return flight
 
-        rolling.launch = spy  # type: ignore[method-assign]
+        def begun(slots: Sequence[int], steps: int) -> Begun:
+            log.events.append(("begin", tuple(slots), steps))
+            return begin(slots, steps)
+
+        rolling.launch = lambda slots, steps: watched(launch(slots, steps), "launch")  # type: ignore[method-assign]
+        rolling.begin = begun  # type: ignore[method-assign]
+        rolling.finish = lambda one, going: watched(finish(one, going), "finish")  # type: ignore[method-assign]
         return log
 
     @property
