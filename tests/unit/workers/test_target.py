@@ -3,7 +3,9 @@ features of a text, wherever they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
 from random import Random
 
 import pytest
@@ -28,11 +30,15 @@ from distspec.protocol.messages import (
 )
 from distspec.protocol.values import ROOT, Node
 from distspec.rounds.desk import Desk
-from distspec.transfer.base import End, Incoming
+from distspec.transfer.base import End, Incoming, Transport
+from distspec.transfer.collective import Collective
+from distspec.transfer.meeting import Place
+from distspec.transfer.window import Region, Window
 from distspec.workers.compute import Later
 from distspec.workers.target import TargetWork
 from tests.causal import Causal
 from tests.desks import CPU, GREEDY, Ticks, extend, model
+from tests.hostmemory import HostMemory
 from tests.wire import Port, Wire
 
 PROMPT = tuple(i * 7 % 11 for i in range(53))
@@ -41,7 +47,15 @@ PROMPT = tuple(i * 7 % 11 for i in range(53))
 class Worker:
     """A target worker on a wire; `said` is what its transport's actions answered."""
 
-    def __init__(self, wire: Wire, name: str, page_size: int, taps: tuple[int, ...], positions: int = 256) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        name: str,
+        page_size: int,
+        taps: tuple[int, ...],
+        positions: int = 256,
+        transport: Transport | None = None,
+    ) -> None:
         options = config.Engine(
             page_size=page_size, num_pages=positions // page_size, max_scratch_nodes=8, max_num_seqs=2
         )
@@ -49,7 +63,7 @@ class Worker:
         desk = Desk(self.engine, None, max_num_batched_tokens=20, clock=Ticks())
         self.said: list[Message] = []
         self.port = Port(wire, End(name, 1))
-        self.work = TargetWork(self.engine, desk, self.port, self._later)
+        self.work = TargetWork(self.engine, desk, transport or self.port, self._later)
 
     def step(self) -> Sequence[Message]:
         replies: list[Message] = []
@@ -144,6 +158,92 @@ def test_a_prefill_with_a_ticket_that_waits_for_it_is_given_up_for_pages() -> No
     assert [type(message) for message in said] == [Verdict, Refused]
     carry(wire)
     assert sorted(type(message).__name__ for message in target.said) == ["Received", "TransferLost"]
+    for worker in (source, target):
+        worker.work.check()
+
+
+# -- pages that the other worker sees ---------------------------------------------------------------------
+
+
+class Here(HostMemory):
+    """All memory of this process is shared, with itself."""
+
+    def share(self, tensor: torch.Tensor) -> Region:
+        return Region(tensor.data_ptr().to_bytes(8, "little"), 0)
+
+    def open(self, handle: bytes) -> int:
+        return int.from_bytes(handle, "little")
+
+    def close(self, address: int) -> None:
+        pass
+
+
+class Apart(Worker):
+    """With a window to its peer, and a thread for that: what its transport wants done waits for `hear`."""
+
+    def __init__(self, name: str, places: dict[str, Place], page_size: int, taps: tuple[int, ...]) -> None:
+        make = partial(Window, make_memory=Here)
+        self.transport = Collective(name, "127.0.0.1", make, lambda end: places[end.worker], timeout_s=20.0)
+        self.transport.reset(1)
+        places[name] = self.transport.place
+        self._waiting: SimpleQueue[Later] = SimpleQueue()
+        super().__init__(Wire(Random(0)), name, page_size, taps, transport=self.transport)
+
+    def hear(self) -> Sequence[Message]:
+        return self._waiting.get(timeout=30)()
+
+    def _later(self, action: Later) -> None:
+        self._waiting.put(action)
+
+
+@pytest.fixture
+def apart() -> Iterator[Callable[[str, int, tuple[int, ...]], Apart]]:
+    """Makes workers that know each other."""
+    places: dict[str, Place] = {}
+    made: list[Apart] = []
+
+    def make(name: str, page_size: int, taps: tuple[int, ...]) -> Apart:
+        made.append(Apart(name, places, page_size, taps))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.transport.shutdown()
+
+
+@pytest.mark.needs("interpreter")
+@pytest.mark.parametrize("taps", [(), (2, 0, 1)])
+def test_a_prompt_is_read_from_the_sources_pages_while_it_is_computed(
+    apart: Callable[[str, int, tuple[int, ...]], Apart], taps: tuple[int, ...]
+) -> None:
+    """The second crosses to other pages than it came from: those of the first are held."""
+    source, target = apart("a", 4, taps), apart("b", 16, taps)
+    for request, prompt in enumerate((PROMPT[:30], PROMPT), 1):
+        receive, send = ticket(prompt, request)
+        source.work.receive(extend(request, prompt, GREEDY))
+        target.work.receive(receive)
+        assert source.work.receive(send) == []
+        source.step()
+        assert [type(message) for message in target.hear()] == [Received]
+        assert source.hear() == []
+        slot, length = request - 1, len(prompt)
+        assert torch.equal(target.engine.gather(slot, 0, length), source.engine.gather(slot, 0, length))
+    for worker in (source, target):
+        worker.work.check()
+
+
+@pytest.mark.needs("interpreter")
+def test_a_pool_that_keeps_something_else_is_not_read(apart: Callable[[str, int, tuple[int, ...]], Apart]) -> None:
+    source, target = apart("a", 4, ()), apart("b", 4, (1,))
+    receive, send = ticket(PROMPT)
+    source.work.receive(extend(1, PROMPT, GREEDY))
+    target.work.receive(receive)
+    source.work.receive(send)
+    source.step()
+    [lost] = target.hear()
+    assert isinstance(lost, TransferLost)
+    assert "pools differ" in lost.reason
+    assert source.hear() == []
     for worker in (source, target):
         worker.work.check()
 
