@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distspec.constraints.anchors import MISPLACED, are_outermost
+from distspec.constraints.patterns import common
 from distspec.constraints.schema import exact
 from distspec.constraints.shortest import PARTS, shortest
 from distspec.errors import BadConstraint
@@ -87,9 +87,7 @@ class Compiler:
         if kind == "json_schema":
             return self._compiler.compile_grammar(_json_grammar(_loads(text)))
         if kind == "regex":
-            if not are_outermost(text):
-                raise BadConstraint(MISPLACED)
-            return self._compiler.compile_regex(text)
+            return self._compiler.compile_regex(common(text))
         if kind == "grammar":
             return self._compiler.compile_grammar(text)
         if kind == "structural_tag":
@@ -154,7 +152,8 @@ def _tag(asked: Any) -> Any:
 
 
 def _exact_inside(tag: Any) -> Any:
-    """A structural tag where each schema has become a grammar, as exact as that of a schema alone."""
+    """A structural tag where each schema has become a grammar, and each expression one that all read alike: as exact as
+    they are alone."""
     if isinstance(tag, list):
         return [_exact_inside(item) for item in tag]
     if not isinstance(tag, dict):
@@ -164,6 +163,8 @@ def _exact_inside(tag: Any) -> Any:
             if value and value != _EXACT.get(name, value):
                 raise BadConstraint(f"{name}: {value!r} would allow more than the schema says")
         return {"type": "grammar", "grammar": _json_grammar(tag.get("json_schema"))}
+    if tag.get("type") == "regex" and isinstance(tag.get("pattern"), str):
+        return {**tag, "pattern": common(tag["pattern"])}
     return {name: _exact_inside(item) for name, item in tag.items()}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
-from distspec.constraints.anchors import MISPLACED, are_outermost
+from distspec.constraints.patterns import common
 from distspec.errors import BadConstraint
 
 Schema = dict[str, Any]
@@ -167,7 +167,7 @@ def _typed(schema: Schema, at: str, document: _Document) -> Schema:
 
 def _string(schema: Schema, at: str, document: _Document) -> Schema:
     if "pattern" in schema:
-        _check_pattern(schema["pattern"], f"{at}pattern", document)
+        schema["pattern"] = _pattern(schema["pattern"], f"{at}pattern", document)
         for name in ("minLength", "maxLength"):
             if name in schema:
                 raise _refused(at, name, "not supported beside pattern; say it in the pattern")
@@ -176,11 +176,17 @@ def _string(schema: Schema, at: str, document: _Document) -> Schema:
     return schema
 
 
-def _check_pattern(pattern: object, at: str, document: _Document) -> None:
-    if not isinstance(pattern, str) or not document.keeps_strings(pattern):
+def _pattern(pattern: object, at: str, document: _Document) -> str:
+    """As all read it."""
+    if not isinstance(pattern, str):
+        raise _refused(at, "", "need an expression")
+    try:
+        found = common(pattern)
+    except BadConstraint as error:
+        raise _refused(at, "", str(error)) from None
+    if not document.keeps_strings(found):
         raise _refused(at, "", "matches characters that JSON must escape")
-    if not are_outermost(pattern):
-        raise _refused(at, "", MISPLACED)
+    return found
 
 
 def _multiples(schema: Schema, at: str) -> Schema:
@@ -218,12 +224,14 @@ def _object(schema: Schema, at: str, document: _Document) -> Schema:
     for name in ("properties", "patternProperties"):
         if name in schema:
             schema[name] = _exact_each(schema[name], at, name, document)
-    for pattern in schema.get("patternProperties", {}):
-        _check_pattern(pattern, f"{at}patternProperties.{pattern}", document)
     for name in ("additionalProperties", "unevaluatedProperties", "propertyNames"):
         if name in schema:
             schema[name] = _exact(schema[name], f"{at}{name}.", document)
     _check_names(schema, at)
+    if "patternProperties" in schema:
+        patterns = schema["patternProperties"].items()
+        where = f"{at}patternProperties"
+        schema["patternProperties"] = {_pattern(name, f"{where}.{name}", document): value for name, value in patterns}
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _refused(at, "required", "need a list of names")
@@ -250,7 +258,7 @@ def _check_names(schema: Schema, at: str) -> None:
     if any(value != values[0] for value in values):
         raise _refused(at, "patternProperties", "patterns that say different things are not supported")
     for name in schema.get("properties", {}):
-        if any(re.search(pattern, name) for pattern in patterns):
+        if any(re.search(pattern, name, flags) for pattern in patterns for flags in (0, re.ASCII)):
             raise _refused(at, "patternProperties", f"matches {name!r}, which is among properties")
     if "propertyNames" in schema and (patterns or "properties" in schema or _others(schema) is False):
         raise _refused(at, "propertyNames", "only supported without properties, and where others may be")

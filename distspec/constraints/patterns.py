@@ -1,0 +1,139 @@
+"""Expressions that mean the same to all who read them: ECMA 262, to which JSON Schema refers, and Python's `re`, with
+which answers are mostly validated.
+
+Knows the syntax of expressions. Does not know schemas or grammars.
+
+Their classes differ: \\d of Python is any decimal digit, that of ECMA one of ten. Where nothing looks around, an
+expression whose classes hold less matches less, so each class becomes what it is to both. What only one of them can
+read, or xgrammar passes over, is refused. The result is ASCII, which xgrammar makes automata of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+from distspec.constraints.anchors import MISPLACED, are_outermost
+from distspec.errors import BadConstraint
+
+Ranges = Sequence[tuple[int, int]]
+"""Code points, first and last of each run, in order."""
+
+_LAST = 0x10FFFF
+_ANY = f"\\u0000-\\u{{{_LAST:x}}}"
+_NO_DOT = "^\\n\\r\\u2028\\u2029"
+_WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_SPACE = ((9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F))
+_SPACES = (*_SPACE, (0x205F, 0x205F), (0x3000, 0x3000))
+_BOTH: dict[str, Ranges] = {"d": ((0x30, 0x39),), "w": _WORD, "s": _SPACES}
+"""What a class holds to both."""
+
+_PART = re.compile(
+    r"(?P<escape>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))"
+    r"|\[(?P<members>(?:\\.|[^\]\\])*)\]"
+    r"|(?P<group>\((?:\?(?::|P?<\w+>))?)"
+    r"|(?P<repeat>(?:[*+?]|\{\d+(?:,\d*)?\})\??)"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_MEMBER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|.", re.DOTALL)
+_CLASS = re.compile(r"\\[dDwWsS]")
+_COMMON = re.compile(r"\\(?:[tnvfr]|x..|u(?![dD][89a-fA-F])....|[ -/:-@\[-`{-~])")
+"""Escapes of one character that all read alike; half of a surrogate pair is none."""
+_SPECIAL = "^$\\.*+?()[]{}|/-"
+"""Characters that need their escape somewhere."""
+
+
+def common(pattern: str) -> str:
+    """An expression in ASCII that matches nothing but what this one does to both. Raises BadConstraint."""
+    if not are_outermost(pattern):
+        raise BadConstraint(MISPLACED)
+    found = []
+    for part in _PART.finditer(pattern):
+        text, following = part[0], pattern[part.end() : part.end() + 1]
+        if part["escape"]:
+            found.append(f"[{_held(text[1], negated=False)}]" if _CLASS.fullmatch(text) else _one(text))
+        elif part["members"] is not None:
+            found.append(f"[{_members(part['members'])}]")
+        elif part["group"]:
+            if text == "(" and following == "?":
+                raise BadConstraint("looking around, and flags within an expression, are not supported")
+            found.append("(" if "<" in text else text)
+        elif part["repeat"]:
+            if following and following in "*+?{":
+                raise BadConstraint(f"{text}{following} repeats what is repeated, which is not read alike everywhere")
+            found.append(text)
+        elif text == "{":
+            raise BadConstraint("{ begins no count; as a character it is \\{")
+        else:
+            found.append(f"[{_NO_DOT}]" if text == "." else text if text in "^$|)" else _one(text))
+    return "".join(found)
+
+
+def _members(text: str) -> str:
+    """Of a class."""
+    negated = text.startswith("^")
+    parts = _MEMBER.findall(text[negated:])
+    if not parts:
+        raise BadConstraint("an empty class is not read alike everywhere; as a character, ] is \\]")
+    if any(f"\\{kind}" in parts and f"\\{kind.upper()}" in parts for kind in _BOTH):
+        return "^" * negated + _ANY
+    found = "^" * negated
+    for i, part in enumerate(parts):
+        if not _CLASS.fullmatch(part):
+            found += part if part == "-" else _one(part)
+        elif "-" in (*parts[1:i][-1:], *parts[i + 1 : -1][:1]):
+            raise BadConstraint(f"a range from or to {part} is not read alike everywhere")
+        else:
+            found += _held(part[1], negated=negated)
+    return found
+
+
+def _held(kind: str, *, negated: bool) -> str:
+    """What \\d or the like holds to both; among what a class does not hold, to either."""
+    if kind.islower():
+        return _spelled(_either(kind) if negated else _BOTH[kind])
+    return _spelled(_others(_BOTH[kind.lower()] if negated else _either(kind.lower())))
+
+
+def _either(kind: str) -> Ranges:
+    """What a class may hold to one of them."""
+    if kind == "d":
+        return _decimals()
+    if kind == "s":
+        return sorted([*_SPACES, (0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)])
+    return (*_WORD, (0x80, _LAST))  # no letters are told from others beyond ASCII, where there are 700 runs of them
+
+
+@cache
+def _decimals() -> Ranges:
+    """All digits of Python's: ten in a row, by Unicode."""
+    zeros = (code for code in range(_LAST) if chr(code).isdecimal() and int(chr(code)) == 0)
+    return tuple((zero, zero + 9) for zero in zeros)
+
+
+def _others(ranges: Ranges) -> Ranges:
+    """All that is in none of these."""
+    firsts = [0, *(last + 1 for _, last in ranges)]
+    lasts = [*(first - 1 for first, _ in ranges), _LAST]
+    return [(first, last) for first, last in zip(firsts, lasts, strict=True) if first <= last]
+
+
+def _spelled(ranges: Ranges) -> str:
+    return "".join(f"{_code(first)}-{_code(last)}" for first, last in ranges)
+
+
+def _one(text: str) -> str:
+    """One character, as it stands in an expression."""
+    if text.startswith("\\"):
+        if not _COMMON.fullmatch(text):
+            raise BadConstraint(f"{text} is not supported, or not read alike everywhere")
+        return text if text[1].isalpha() or text[1] in _SPECIAL else text[1]
+    if text in ("[", "]", "}"):
+        return f"\\{text}"
+    return text if text.isascii() else _code(ord(text))
+
+
+def _code(point: int) -> str:
+    return f"\\u{point:04x}" if point < 1 << 16 else f"\\u{{{point:x}}}"

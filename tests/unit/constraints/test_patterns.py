@@ -1,0 +1,132 @@
+"""What an expression has become matches nothing that ECMA or Python would not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distspec.constraints.patterns import common
+from distspec.errors import BadConstraint
+from distspec.protocol.values import Constraint
+from tests.spelling import walk
+
+SPACES = "\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+OF_ECMA = {"d": "0-9", "w": "A-Za-z0-9_", "s": SPACES}
+KINDS = [*OF_ECMA, *(kind.upper() for kind in OF_ECMA)]
+TRICKY = "a5_- \n\r\x1c\x85\u0663\u00e9\u00a0\u2028\ufeff\u3000\u6f22\u3001\U0001f600\U0001d7ce\U00010ffff"
+TEXTS = st.text(st.sampled_from(TRICKY), max_size=4)
+
+
+def ecma(kind: str) -> str:
+    """A class of ECMA's as one of Python's."""
+    return f"[^{OF_ECMA[kind.lower()]}]" if kind.isupper() else f"[{OF_ECMA[kind]}]"
+
+
+def others(kind: str) -> str:
+    return f"[{OF_ECMA[kind.lower()]}]" if kind.isupper() else f"[^{OF_ECMA[kind]}]"
+
+
+def of_class(negated: bool, kinds: list[str], chars: list[str]) -> tuple[str, str]:
+    """An expression, and what it means in ECMA as one of Python's."""
+    inner = "".join(f"\\{kind}" for kind in kinds) + "".join(chars)
+    if negated:
+        meant = "".join(f"(?={others(kind)})" for kind in kinds) + (f"[^{''.join(chars)}]" if chars else r"[\s\S]")
+        return f"[^{inner}]", f"(?:{meant})"
+    meant = "|".join([*map(ecma, kinds), *([f"[{''.join(chars)}]"] if chars else [])])
+    return f"[{inner}]", f"(?:{meant})"
+
+
+CHARS = st.lists(st.sampled_from(["a", "0-9", "\u00e9", "\\x41", "\\u6f22", "\\n", "\\[", "\\]", "a-z"]), max_size=3)
+LEAVES = st.one_of(
+    st.sampled_from(["a", "5", "\u00e9", "\\u6f22", "\\-", "\\x5f", "\U0001f600", "\\n"]).map(lambda one: (one, one)),
+    st.sampled_from(KINDS).map(lambda kind: (f"\\{kind}", ecma(kind))),
+    st.just((".", "[^\n\r\u2028\u2029]")),
+    st.builds(of_class, st.booleans(), st.lists(st.sampled_from(KINDS), min_size=1, max_size=2), CHARS),
+    st.builds(of_class, st.booleans(), st.just([]), CHARS.filter(bool)),
+)
+EXPRESSIONS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map(lambda both: (both[0][0] + both[1][0], both[0][1] + both[1][1])),
+        st.tuples(inner, inner).map(lambda both: tuple(f"(?:{one}|{other})" for one, other in zip(*both, strict=True))),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{1,2}", "{0}", "{2,}", "*?"])).map(
+            lambda repeat: tuple(f"(?:{one}){repeat[1]}" for one in repeat[0])
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+def of_python(expression: str) -> str:
+    """Python spells code points beyond 16 bits in its own way."""
+    return re.sub(r"\\u\{(\w+)\}", lambda code: f"\\U{int(code[1], 16):08x}", expression)
+
+
+@settings(max_examples=400, deadline=None)
+@given(both=EXPRESSIONS, texts=st.lists(TEXTS, min_size=20, max_size=20))
+def test_what_it_matches_both_match(both: tuple[str, str], texts: list[str]) -> None:
+    pattern, meant = both
+    found = common(pattern)
+    assert found.isascii()
+    narrow = re.compile(of_python(found))
+    for text in texts:
+        if narrow.fullmatch(text):
+            assert re.fullmatch(pattern, text), (pattern, found, text)
+            assert re.fullmatch(meant, text), (pattern, found, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"\d+", ["0", "19"]),
+        (r"\D", ["a", "\u00e9", "\u6f22", "\u0905", "\U0001f600"]),
+        (r"\S+", ["a\u6f22\U0001f600"]),
+        (r"[^\s,]", ["a", "\u00e9", "5"]),
+        (r"\W", ["-", " "]),
+        (r"[^\w]", ["-", " "]),
+        (r"[\s\S]*", ["a \u6f22\n"]),
+        (r"[\w\W]*", ["a-\u00e9"]),
+        (r"[\w-]+", ["a-b"]),
+        (r"[-\d]", ["-", "5"]),
+        ("\u00e9.", ["\u00e9\u6f22", "\u00e9\U0001f600"]),
+        (r"(?P<year>\d{4})", ["2024"]),
+        (r"(?<year>\d{4})-a\ b\#", ["2024-a b#"]),
+        ("^(a]|b})$", ["a]", "b}"]),
+        (re.escape("a.b [c] {d} #~&-"), ["a.b [c] {d} #~&-"]),
+    ],
+)
+def test_what_both_match_is_kept(pattern: str, texts: list[str]) -> None:
+    for text in texts:
+        assert re.fullmatch(of_python(common(pattern)), text), text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(?=a)a", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?i)a", "(?i:a)", "(?>a)", "(?#a)"),
+        *("a++", "a*+", "a**", "a{2}{3}", "a{2}+", "a{", "a{,3}", "a{x}"),
+        *(r"\bA", r"a\B", r"\Aa", r"a\Z", r"(a)\1", r"\0", r"\cA", r"\p{L}", r"\q", r"\u{41}", r"\x4", r"[\b]"),
+        *(r"\ud83d\ude00", r"[\ud83d]", "\\", "[]", "[^]", "[]a]", "[^]a]", r"[\w-.]", r"[+-\d]", "a^b"),
+    ],
+)
+def test_what_is_not_read_alike_is_refused(pattern: str) -> None:
+    with pytest.raises(BadConstraint):
+        common(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", [*(f"^\\{kind}{{1,3}}$" for kind in KINDS), r"^[^\d\s]{1,5}$", "^.\u00e9.$", r"^[\s\S]$"]
+)
+@pytest.mark.parametrize("kind", ["json_schema", "regex"])
+def test_answers_match(pattern: str, kind: str) -> None:
+    text = json.dumps({"type": "string", "pattern": pattern}) if kind == "json_schema" else pattern
+    meant = re.sub(r"\\([dDwWsS])", lambda one: ecma(one[1]) if "[" not in pattern else one[0], pattern)
+    for seed in range(40):
+        answer = walk(Constraint(kind=kind, text=text), seed)
+        found = json.loads(answer) if kind == "json_schema" else answer
+        assert re.fullmatch(pattern, found), found
+        assert re.fullmatch(meant, found), found
