@@ -36,6 +36,7 @@ from distspec.transfer.collective import Collective
 from distspec.transfer.group import Rendezvous
 from distspec.transfer.links import link
 from distspec.transfer.meeting import Board, Place, Served, Visited
+from distspec.transfer.window import Window
 from distspec.workers.target import TargetWork
 
 HOST = "127.0.0.1"
@@ -121,6 +122,7 @@ class Side:
         """Seconds of one of several tensors of BARE_BYTES, one after the other."""
         store = Rendezvous(board, f"bare {kind}", _TIMEOUT_S)
         group = link(kind, store, rank, device=self.device, host=HOST, timeout_s=_TIMEOUT_S)
+        assert not isinstance(group, Window)
         tensor = torch.randn(BARE_BYTES // 4, device=self.device)
         move = group.receive if rank else group.send
         self.synchronize()
