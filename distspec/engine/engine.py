@@ -62,7 +62,8 @@ class Engine:
     slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any. taps:
     where in the model features are read, see models.Taps; what they are for, it does not know. acceptance: how it
     guesses, as a drafter's, and judges, as the target's. grammars: of the model's tokenizer; without, requests with a
-    constraint cannot be held to it.
+    constraint cannot be held to it. launched: called in each step when the model's layers are launched and its outcomes
+    not drawn yet: KV of the positions that it commits is there when what this thread has launched so far is done.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Engine:
         self._guides: dict[int, Guide] = {}
         self._acceptance = acceptance
         self._logprobs_mode = options.logprobs_mode
+        self.launched: Callable[[], None] = _nobody_asks
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))  # a heap
         with torch.inference_mode():
@@ -221,6 +223,7 @@ class Engine:
     def _forward(self, batch: Batch, reports: Reports | None) -> tuple[Tensor, SamplingRows] | None:
         """Logits of the wanted rows and how they are to be drawn; None if nothing is wanted."""
         logits_of = self._modelled(batch)
+        self.launched()
         if reports is not None:
             reports.give(batch, logits_of)
         if not batch.wanted:
@@ -372,6 +375,10 @@ class Engine:
 
     def _integers(self, values: Seq[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def _nobody_asks() -> None:
+    """Of what is launched."""
 
 
 def _check(shape: ModelConfig, taps: Seq[int], max_model_len: int | None) -> None:

@@ -51,6 +51,7 @@ class TargetWork:
         self._aside = Aside(engine.device)
         self._tickets: dict[int, SendKV | SendFeatures | ReceiveKV] = {}
         self._growing: dict[int, tuple[SendKV, int]] = {}
+        engine.launched = self._advance  # what waits for a prompt's last positions need not wait for its outcome
 
     def receive(self, message: Message) -> Sequence[Message]:
         if isinstance(message, SendKV | SendFeatures):

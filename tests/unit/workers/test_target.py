@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from distspec import config
 from distspec.engine import Engine
+from distspec.engine.batch import Batch
 from distspec.models import Taps
 from distspec.protocol.messages import (
     Drop,
@@ -30,6 +31,7 @@ from distspec.protocol.messages import (
 )
 from distspec.protocol.values import ROOT, Node
 from distspec.rounds.desk import Desk
+from distspec.sampling import SamplingRows
 from distspec.transfer.base import End, Incoming, Transport
 from distspec.transfer.collective import Collective
 from distspec.transfer.meeting import Place
@@ -127,6 +129,23 @@ def test_kv_crosses_while_the_rest_of_it_is_computed() -> None:
     carry(wire)
     assert [type(message) for message in target.said] == [Received]
     assert torch.equal(target.engine.gather(0, 0, len(PROMPT)), source.engine.gather(0, 0, len(PROMPT)))
+
+
+def test_the_last_positions_of_a_prompt_may_cross_before_its_outcome_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Worker(Wire(Random(3)), "a", 4, ())
+    _, send = ticket(PROMPT)
+    source.work.receive(extend(1, PROMPT, GREEDY))
+    source.work.receive(send)
+    seen = []
+    sampling = source.engine._sampling
+
+    def drawn(batch: Batch) -> SamplingRows:
+        seen.append(source.port.computed[send.ticket])
+        return sampling(batch)
+
+    monkeypatch.setattr(source.engine, "_sampling", drawn)
+    source.step()
+    assert seen == [len(PROMPT)]
 
 
 def test_a_drop_in_the_middle_of_a_prefill_ends_its_ticket_and_frees_at_once() -> None:
