@@ -72,8 +72,17 @@ def _flash() -> str | None:
     return None if flash_package() else "vllm.vllm_flash_attn or vllm_flash_attn needed"
 
 
+def _flashinfer() -> str | None:
+    import torch
+
+    from distspec.attention.available import missing_for_flashinfer
+
+    return missing_for_flashinfer(torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.bfloat16)
+
+
 PROBES: dict[str, Callable[[], str | None]] = {
     "flash": _flash,
+    "flashinfer": _flashinfer,
     "gpu": lambda: _gpus(1),
     "gpu2": lambda: _gpus(2),
     "interpreter": _interpreter,

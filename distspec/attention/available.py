@@ -1,10 +1,11 @@
 """What attention backends need of a machine, and what of it is missing here.
 
-Knows packages by name and devices by their capability. Imports no backend: not every machine could.
+Knows packages by name and devices by their capability. Imports no backend of ours: not every machine could.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.machinery import PathFinder
 
 import torch
@@ -41,3 +42,18 @@ def missing_for_flash(device: torch.device, dtype: torch.dtype) -> str | None:
     if flash_package() is None:
         return "neither vllm.vllm_flash_attn nor vllm_flash_attn is installed"
     return missing_for_triton(device)
+
+
+def missing_for_flashinfer(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why FlashInfer cannot run here; None if it can. Imports it, which takes seconds: parts of it may be missing."""
+    if device.type != "cuda":
+        return f"FlashInfer needs CUDA, the device is {device.type}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"FlashInfer needs float16 or bfloat16, the dtype is {dtype}"
+    if lacks := missing_for_triton(device):
+        return lacks
+    try:
+        import_module("flashinfer")
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"flashinfer does not import: {error}"
+    return None

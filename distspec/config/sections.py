@@ -42,7 +42,7 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Positive = 16
     max_num_batched_tokens: Positive = 512
     max_scratch_nodes: Positive = 64
-    attention_backend: Literal["auto", "sdpa", "triton", "flash", "mla"] = "auto"
+    attention_backend: Literal["auto", "sdpa", "triton", "flash", "flashinfer", "mla"] = "auto"
     cuda_graphs: bool = True
     overlap: bool = True
     prefix_cache: bool = True

@@ -1,4 +1,4 @@
-"""The attention backends on a GPU: the reference in one part and in two, FlashAttention, and our Triton kernel."""
+"""The attention backends on a GPU: the reference in one part and in two, our Triton kernel, and packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from distspec.attention import choose
 from distspec.attention.flash import FlashBackend
+from distspec.attention.flashinfer import FlashInferBackend
 from distspec.attention.sdpa import SdpaBackend
 from distspec.attention.triton import TritonBackend
 from tests.unit.attention.test_sdpa import compare
@@ -59,6 +60,23 @@ def test_heads_share_latents(
 def test_flash_too(page_size: int, dim: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
     for seed in range(6):
         compare(FlashBackend, seed, page_size, heads, random.Random(seed).choices(SIZES, k=4), CUDA, dtype, dim)
+
+
+@pytest.mark.needs("flashinfer")
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_flashinfer_too(page_size: int) -> None:
+    """Chunks of 128 rows and more go to another of its kernels. Each dtype and dimension is another to compile."""
+    for seed in range(6):
+        sizes = random.Random(seed).choices(SIZES, k=4)
+        compare(FlashInferBackend, seed, page_size, (16, 8), sizes, CUDA, torch.bfloat16, 128)
+
+
+@pytest.mark.needs("flashinfer")
+@pytest.mark.parametrize(("page_size", "heads"), [(1, 6), (16, 40), (64, 128)])
+def test_flashinfer_reads_latents_too(page_size: int, heads: int) -> None:
+    for seed in range(3):
+        sizes = random.Random(seed).choices(SIZES, k=4)
+        compare(FlashInferBackend, seed, page_size, (heads, 1), sizes, CUDA, torch.bfloat16, 576, 512)
 
 
 def test_auto_is_triton() -> None:

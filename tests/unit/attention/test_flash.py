@@ -53,19 +53,24 @@ def written_out(
     """The package's call, as it documents it. keys, values: [pages, page_size, kv_heads, dim]."""
     assert return_softmax_lse
     assert fa_version == 3
-    group = q.shape[1] // keys.shape[2]
     out, sums = torch.empty_like(q), torch.empty(q.shape[1], len(q))
     starts = cu_seqlens_q.tolist()
     for first, end, count, pages in zip(starts, starts[1:], seqused_k.tolist(), block_table, strict=False):
         assert end - first <= max_seqlen_q
         assert 0 < count <= max_seqlen_k
-        k, v = (x[pages].flatten(0, 1)[:count].repeat_interleave(group, 1) for x in (keys, values))
-        scores = torch.einsum("rhd,khd->hrk", q[first:end], k) * q.shape[2] ** -0.5
-        if causal:
-            scores += torch.full_like(scores, -torch.inf).triu(count - (end - first) + 1)
-        out[first:end] = torch.einsum("hrk,khd->rhd", scores.softmax(-1), v)
-        sums[:, first:end] = scores.logsumexp(-1)
+        k, v = (x[pages].flatten(0, 1)[:count] for x in (keys, values))
+        out[first:end], sums[:, first:end] = one_span(q[first:end], k, v, causal)
     return out, sums
+
+
+def one_span(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results [rows, heads, dim] and log-sums [heads, rows]; causal: the last row sees all keys."""
+    (rows, heads, dim), count = q.shape, len(k)
+    k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("rhd,khd->hrk", q, k) * dim**-0.5
+    if causal:
+        scores += torch.full_like(scores, -torch.inf).triu(count - rows + 1)
+    return torch.einsum("hrk,khd->rhd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
 @pytest.mark.needs("interpreter")
