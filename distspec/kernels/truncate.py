@@ -6,7 +6,7 @@ all rows at once. A pass measures THRESHOLDS depths over the vocabulary, and the
 enough is reached; the same idea, by pivots, is in FlashInfer's sorting-free sampling. Depths beyond DEEPEST are not
 looked at: the noise of a draw never lifts such a token above the best one (sampling/noise.py). sampling.process is the
 reference, up to tokens whose scaled logits differ from the last one's by less than 2e-6, and to those at the edge of a
-nucleus that weigh less than two millionths together: masses are summed in float32.
+nucleus that weigh, but for the last of them, less than two millionths together: masses are summed in float32.
 """
 
 from __future__ import annotations
