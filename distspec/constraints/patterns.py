@@ -11,7 +11,7 @@ read, or xgrammar passes over, is refused. The result is ASCII, which xgrammar m
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from distspec.constraints.anchors import MISPLACED, are_outermost
@@ -22,6 +22,7 @@ Ranges = Sequence[tuple[int, int]]
 
 _LAST = 0x10FFFF
 _ANY = f"\\u0000-\\u{{{_LAST:x}}}"
+_ONCE = "{0,1}"
 _NO_DOT = "^\\n\\r\\u2028\\u2029"
 _WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE = ((9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F))
@@ -63,12 +64,23 @@ def common(pattern: str) -> str:
         elif part["repeat"]:
             if following and following in "*+?{":
                 raise BadConstraint(f"{text}{following} repeats what is repeated, which is not read alike everywhere")
-            found.append(text)
+            # Lazy or not is all the same to a whole match. xgrammar's automaton of (ab*)? matches b.
+            found.append(_ONCE if text.startswith("?") else text.removesuffix("?"))
         elif text == "{":
             raise BadConstraint("{ begins no count; as a character it is \\{")
         else:
             found.append(f"[{_NO_DOT}]" if text == "." else text if text in "^$|)" else _one(text))
     return "".join(found)
+
+
+def none_of(names: Collection[str]) -> str:
+    """An expression in ASCII for texts of one line that are none of these names."""
+    heads: dict[str, list[str]] = {}
+    for name in filter(None, names):
+        heads.setdefault(name[0], []).append(name[1:])
+    first = f"[^{''.join(_code(ord(head)) for head in heads)}]" if heads else "."
+    parts = [f"{first}.*", *(f"{_code(ord(head))}{none_of(rests)}" for head, rests in heads.items())]
+    return f"(?:{'|'.join(parts)}){'' if '' in names else _ONCE}"
 
 
 def _members(text: str) -> str:

@@ -9,13 +9,14 @@ validate. So keywords that xgrammar ignores, alone or beside others, are an erro
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
-from distspec.constraints.patterns import common
+from distspec.constraints.patterns import common, none_of
 from distspec.errors import BadConstraint
 
 Schema = dict[str, Any]
@@ -43,6 +44,7 @@ _UNSUPPORTED = (
     *("dependentSchemas", "dependencies", "additionalItems", "$dynamicRef", "$recursiveRef"),
 )
 _CONSTRAINING = {*_WHOLE, "type", *(name for names in _OF_TYPE.values() for name in names)}
+_ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
 _MOST_REFERENCES = 32
 """In a row, from one to the next."""
 _MOST_MULTIPLES = 1000
@@ -224,7 +226,7 @@ def _object(schema: Schema, at: str, document: _Document) -> Schema:
     for name in ("properties", "patternProperties"):
         if name in schema:
             schema[name] = _exact_each(schema[name], at, name, document)
-    for name in ("additionalProperties", "unevaluatedProperties", "propertyNames"):
+    for name in (*_ADDITIONAL, "propertyNames"):
         if name in schema:
             schema[name] = _exact(schema[name], f"{at}{name}.", document)
     _check_names(schema, at)
@@ -245,14 +247,27 @@ def _object(schema: Schema, at: str, document: _Document) -> Schema:
     free = "properties" not in schema or schema.get("additionalProperties", False) is not False
     if (free or "patternProperties" in schema) and schema.get("minProperties", 0) > len(required):
         raise _refused(at, "minProperties", "above the required properties, only where additionalProperties is false")
+    if schema.get("properties") and _others(schema) is not False and schema.keys() & set(_ADDITIONAL):
+        return _apart(schema, at, document)
     return schema
+
+
+def _apart(schema: Schema, at: str, document: _Document) -> Schema:
+    """The same object, whose other properties have names that no other spells, and no escapes: xgrammar lets names that
+    are listed come again as others, with an escape, or where one of them is not ASCII."""
+    plain = [name for name in schema["properties"] if json.dumps(name, ensure_ascii=False) == f'"{name}"']
+    pattern, others = none_of(plain), _others(schema)
+    if not document.keeps_strings(pattern):
+        raise _refused(at, "additionalProperties", "not supported beside these properties")
+    kept = {name: value for name, value in schema.items() if name not in _ADDITIONAL}
+    return {**kept, "patternProperties": {pattern: others}, "additionalProperties": False}
 
 
 def _check_names(schema: Schema, at: str) -> None:
     """Names by patterns or by propertyNames are only theirs: xgrammar keeps apart neither these from each other, nor
     from names that are listed, and with propertyNames it forgets that there may be no others."""
     patterns = schema.get("patternProperties", {})
-    if patterns and _others(schema) is not False and schema.keys() & {"additionalProperties", "unevaluatedProperties"}:
+    if patterns and _others(schema) is not False and schema.keys() & set(_ADDITIONAL):
         raise _refused(at, "patternProperties", "not supported beside additionalProperties")
     values = list(patterns.values())
     if any(value != values[0] for value in values):

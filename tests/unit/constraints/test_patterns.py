@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distspec.constraints.patterns import common
+from distspec.constraints import Matcher
+from distspec.constraints.patterns import common, none_of
 from distspec.errors import BadConstraint
 from distspec.protocol.values import Constraint
-from tests.spelling import walk
+from tests.spelling import encode, end_id, grammars, walk
 
 SPACES = "\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 OF_ECMA = {"d": "0-9", "w": "A-Za-z0-9_", "s": SPACES}
@@ -118,8 +119,26 @@ def test_what_is_not_read_alike_is_refused(pattern: str) -> None:
         common(pattern)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    both=EXPRESSIONS.filter(lambda both: len(both[0]) < 60),
+    texts=st.lists(st.text(st.sampled_from("a5_-\u00e9\u6f22\U0001f600"), max_size=4), min_size=30),
+)
+def test_a_string_is_held_to_what_it_has_become(both: tuple[str, str], texts: list[str]) -> None:
+    """xgrammar has two ways of reading expressions."""
+    schema = {"type": "string", "pattern": both[0]}
+    try:
+        found = Matcher(grammars().find(Constraint(kind="json_schema", text=json.dumps(schema))).result())
+    except BadConstraint:
+        return
+    narrow = re.compile(of_python(common(both[0])))
+    for text in texts:
+        tokens = [*encode(json.dumps(text, ensure_ascii=False)), end_id()]
+        assert (found.allowed(tokens) == len(tokens)) == bool(narrow.fullmatch(text)), text
+
+
 @pytest.mark.parametrize(
-    "pattern", [*(f"^\\{kind}{{1,3}}$" for kind in KINDS), r"^[^\d\s]{1,5}$", "^.\u00e9.$", r"^[\s\S]$"]
+    "pattern", [*(f"^\\{kind}{{1,3}}$" for kind in KINDS), r"^[^\d\s]{1,5}$", "^.\u00e9.$", r"^[\s\S]$", r"^x(-\d*)??$"]
 )
 @pytest.mark.parametrize("kind", ["json_schema", "regex"])
 def test_answers_match(pattern: str, kind: str) -> None:
@@ -130,3 +149,13 @@ def test_answers_match(pattern: str, kind: str) -> None:
         found = json.loads(answer) if kind == "json_schema" else answer
         assert re.fullmatch(pattern, found), found
         assert re.fullmatch(meant, found), found
+
+
+LINES = st.text(st.sampled_from("ab\u00e9\U0001f600]^-"), max_size=3)
+
+
+@given(names=st.lists(LINES, max_size=6, unique=True), texts=st.lists(LINES, min_size=10))
+def test_what_is_none_of_some_names_is_all_else(names: list[str], texts: list[str]) -> None:
+    found = of_python(none_of(names))
+    for text in [*texts, *names, *(name + "a" for name in names)]:
+        assert bool(re.fullmatch(found, text)) == (text not in names), text

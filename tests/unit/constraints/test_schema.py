@@ -123,6 +123,29 @@ def test_a_schema_that_is_nested_for_ever_is_refused() -> None:
         exact(schema)
 
 
+NAMED = ("a", "ab", "é", 'q"', "a/b", "漢字", "😀", "\n", "")
+
+
+@pytest.mark.parametrize("others", ["additionalProperties", "unevaluatedProperties"])
+def test_a_property_that_is_named_does_not_come_again_as_another(others: str) -> None:
+    """However its name is spelled."""
+    schema = {"type": "object", "properties": dict.fromkeys(NAMED, DIGIT), others: {"type": "string"}}
+    found = Matcher(grammars().find(Constraint(kind="json_schema", text=json.dumps(schema))).result())
+
+    def allows(*keys: str) -> bool:
+        tokens = [
+            *encode("{" + ",".join(f"{key}:{value}" for key, value in zip(keys, ("1", '"b"'), strict=False)) + "}")
+        ]
+        return found.allowed([*tokens, end_id()]) > len(tokens)
+
+    for name in NAMED:
+        spellings = {json.dumps(name), json.dumps(name, ensure_ascii=False), json.dumps(name).replace("/", "\\/")}
+        spellings |= {'"' + "".join(f"\\u{ord(char):04x}" for char in name if ord(char) < 1 << 16) + '"'}
+        assert allows(json.dumps(name, ensure_ascii=False))
+        assert not any(allows('"a"', spelling) for spelling in spellings), name
+    assert all(allows('"a"', key) for key in ('"b"', '"abc"', '"éa"', '"漢"', '"q"', '"𐐀"'))
+
+
 @settings(max_examples=300)
 @given(ANY, st.booleans(), st.integers(0, 9))
 def test_a_schema_is_held_to_or_refused_alone_and_inside_a_structural_tag(schema: Any, tagged: bool, seed: int) -> None:

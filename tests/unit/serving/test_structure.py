@@ -70,7 +70,7 @@ async def test_one_that_cannot_be_compiled_reaches_no_worker(
     service: Service, client: TableClient, limits: Limits
 ) -> None:
     request = schema.parse(CompletionRequest, {"prompt": "x", "structured_outputs": {"regex": "(?=a)b"}}, limits)
-    with pytest.raises(RequestError, match="Lookahead") as error:
+    with pytest.raises(RequestError, match="looking around") as error:
         await service.completion_jobs(request)
     assert (error.value.status, error.value.field) == (400, "structured_outputs.regex")
     assert client.submitted == []
