@@ -3,8 +3,8 @@
 A ticket moves what is kept of some positions of one request, KV and features, from one worker to another. Its pages
 belong to it until it is done or closed: the source's may be read, the destination's may be written. It may begin before
 all of its positions are computed: they cross as they come. Knows nothing of requests, slots or pages: reading and
-writing are given as functions. Where the destination sees the source's memory, it reads there itself; one that read
-pages of a ticket that was closed meanwhile is told so, and keeps nothing.
+writing are given as functions. Where the destination sees the source's memory it reads there itself, maybe pages of a
+ticket that is closed meanwhile: then it keeps nothing.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ from functools import partial
 import msgspec
 from torch import Tensor
 
-from distspec.errors import TransferFailed
 from distspec.transfer.base import Incoming
 from distspec.transfer.group import Group, Pending
-from distspec.transfer.lane import COUNTS, DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, runs
+from distspec.transfer.lane import DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, runs
 from distspec.transfer.meeting import Board, Missing
 from distspec.transfer.window import Shown, Window
 
@@ -116,27 +115,23 @@ class Destination(Lane):
             self._forget(entry)
 
     def _read(self, board: Board, key: str, entry: Entry, count: int, shown: Shown) -> None:
-        """From the source's memory. What was read counts if the source says so afterwards: what it shows may have been
-        somebody else's by then."""
+        """From the source's memory. What was read counts if that stands afterwards: else it may have been somebody
+        else's, and the source will say that it gave the ticket up."""
+        answer = REFUSED
         try:
-            self._pull(entry, count, shown)
+            if self._pull(entry, count, shown):
+                self._landed(entry, count)
+                answer = READ
         except Closed:
-            board.set(f"{key}/go", REFUSED)
-            return
+            pass
         except Exception as error:  # likewise
             self._drop_link()
             self._fail(entry, error)
             self._forget(entry)
-            board.set(f"{key}/go", REFUSED)
-            return
-        try:
-            word = board.exchange(f"{key}/go", READ, f"{key}/end", self._ways.timeout_s)
-        except Missing:
-            raise TransferFailed(f"nothing of {self._peer.worker} for {self._ways.timeout_s:g} s") from None
-        if word == COUNTS:
-            self._landed(entry, count)
+        board.set(f"{key}/go", answer)
 
-    def _pull(self, entry: Entry, count: int, shown: Shown) -> None:
+    def _pull(self, entry: Entry, count: int, shown: Shown) -> bool:
+        """Whether what was shown stood until it was read."""
         window, ticket = self._present, entry.ticket
         assert isinstance(window, Window)
         assert isinstance(ticket, Incoming)
@@ -145,14 +140,16 @@ class Destination(Lane):
             [positions] = found
             buffer = ticket.empty(positions)
             window.fetch(shown, buffer)
-            entry.touch(partial(ticket.write, positions, buffer))
-            return
+            if stood := window.stands(shown):
+                entry.touch(partial(ticket.write, positions, buffer))
+            return stood
         assert ticket.pull is not None
         addresses = window.addresses(shown)
         for first in range(0, count, _PULLED):
             some = found[first : first + _PULLED]
             positions = range(some[0].start, some[-1].stop)
             entry.touch(partial(ticket.pull, positions, addresses, shown.note))
+        return window.stands(shown)
 
     def _given_up(self, ticket: int) -> None:
         entry = self._tickets.pop(ticket, None)

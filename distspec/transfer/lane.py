@@ -27,11 +27,9 @@ DEEP = 2
 _LONGEST = 4
 """Pieces of a run. The first is of one, so that the link begins early; what the host does for each then weighs less."""
 REFUSED = b"no"
-"""The answer to an offer that the destination has no use for; or of the source, when its ticket was closed."""
+"""The answer to an offer that the destination has no use for, or that stood no more when it had read it."""
 READ = b"read"
 """The answer to an offer whose content the destination has read where it was shown. Any other names a link."""
-COUNTS = b"yes"
-"""The source's answer to that: the ticket is open, so what was read is what was offered."""
 Touched = TypeVar("Touched")
 Link = Group | Window
 
@@ -96,12 +94,14 @@ class Life:
 class Entry:
     """A ticket, and whether it is open. Pages are only touched under its lock.
 
-    at: pieces that were handed to the lane (source), or are written (destination).
+    at: pieces that were handed to the lane (source), or are written (destination). A peer may be reading pages without
+    the lock, if they are `shown`: it is told before the ticket is closed.
     """
 
     def __init__(self, ticket: Outgoing | Incoming, lane: Lane) -> None:
         self.ticket, self.lane = ticket, lane
         self._lock = threading.Lock()
+        self._revoke: Callable[[], None] | None = None
         self.open = True
         self.at = 0
 
@@ -122,6 +122,11 @@ class Entry:
     def close(self) -> bool:
         with self._lock:
             was, self.open = self.open, False
+            if self._revoke is not None:
+                try:
+                    self._revoke()
+                except Exception:  # of a device that broke: nobody writes to what it shows
+                    log.exception("ticket %d: a peer cannot be told that it is over", self.number)
         return was
 
     def touch(self, pages: Callable[[], Touched]) -> Touched:
@@ -130,6 +135,20 @@ class Entry:
             if not self.open:
                 raise Closed("the ticket was closed")
             return pages()
+
+    def show(self, pages: Callable[[], Touched], revoke: Callable[[], None]) -> Touched:
+        """As `touch`; from then on they are shown. Until `hide`, a close begins with `revoke`."""
+
+        def shown() -> Touched:
+            self._revoke = revoke
+            return pages()
+
+        return self.touch(shown)
+
+    def hide(self) -> None:
+        """No peer reads the pages any more."""
+        with self._lock:
+            self._revoke = None
 
     def finish(self, reason: str | None) -> None:
         if self.close():

@@ -47,20 +47,16 @@ class Board(Protocol):
     def get(self, key: str, timeout_s: float) -> bytes:
         """The value as soon as it is there. Raises Missing after timeout_s."""
 
-    def exchange(self, key: str, value: bytes, wanted: str, timeout_s: float) -> bytes:
-        """Set a key, and get another, in one round trip."""
-
     def delete(self, prefix: str) -> None:
         """Forget all keys that begin so."""
 
 
 class _Ask(Struct, array_like=True):
-    """Set `key` if there is a value, then get `wanted` if that is a key; neither: delete."""
+    """value None and timeout_s None: delete. value None: get."""
 
     key: str
     value: bytes | None = None
-    wanted: str | None = None
-    timeout_s: float = 0.0
+    timeout_s: float | None = None
 
 
 class Served:
@@ -87,10 +83,6 @@ class Served:
             if not self._changed.wait_for(lambda: key in self._values, timeout_s):
                 raise Missing(key)
             return self._values[key]
-
-    def exchange(self, key: str, value: bytes, wanted: str, timeout_s: float) -> bytes:
-        self.set(key, value)
-        return self.get(wanted, timeout_s)
 
     def delete(self, prefix: str) -> None:
         with self._changed:
@@ -145,11 +137,11 @@ class Served:
     def _answer(self, ask: _Ask) -> bytes:
         if ask.value is not None:
             self.set(ask.key, ask.value)
-        if ask.wanted is not None:
-            with suppress(Missing):
-                return b"=" + self.get(ask.wanted, ask.timeout_s)
-        elif ask.value is None:
+        elif ask.timeout_s is None:
             self.delete(ask.key)
+        else:
+            with suppress(Missing):
+                return b"=" + self.get(ask.key, ask.timeout_s)
         return b""
 
 
@@ -167,10 +159,10 @@ class Visited:
         self._ask(_Ask(key, value))
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        return self._get(_Ask("", None, key, timeout_s))
-
-    def exchange(self, key: str, value: bytes, wanted: str, timeout_s: float) -> bytes:
-        return self._get(_Ask(key, value, wanted, timeout_s))
+        answer = self._ask(_Ask(key, None, timeout_s), timeout_s)
+        if not answer:
+            raise Missing(key)
+        return answer[1:]
 
     def delete(self, prefix: str) -> None:
         self._ask(_Ask(prefix))
@@ -178,16 +170,10 @@ class Visited:
     def close(self) -> None:
         self._connection.close()
 
-    def _get(self, ask: _Ask) -> bytes:
-        answer = self._ask(ask)
-        if not answer:
-            raise Missing(ask.wanted)
-        return answer[1:]
-
-    def _ask(self, ask: _Ask) -> bytes:
+    def _ask(self, ask: _Ask, timeout_s: float = 0.0) -> bytes:
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(ask))
-            if self._connection.poll(ask.timeout_s + _ANSWER_S):
+            if self._connection.poll(timeout_s + _ANSWER_S):
                 return self._connection.recv_bytes()
         except (OSError, EOFError) as error:
             raise TransferFailed(f"the peer is gone: {error or type(error).__name__}") from None

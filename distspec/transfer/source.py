@@ -6,14 +6,15 @@ Knows its own board, where both halves meet. Does not know pages: they are read 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from distspec.errors import TransferFailed
-from distspec.transfer.base import Outgoing
+from distspec.transfer.base import Lies, Outgoing
 from distspec.transfer.group import Group, Pending
-from distspec.transfer.lane import COUNTS, DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, Part, runs
+from distspec.transfer.lane import DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, Part, runs
 from distspec.transfer.meeting import Missing
 from distspec.transfer.window import Shown, Window
 
@@ -22,7 +23,6 @@ class Source(Lane):
     rank = 0
 
     def run(self) -> None:
-        self._last_end = f"{self._prefix}/none"
         while (part := self._queue.get()) is not None:
             if not part.pieces:
                 if part.entry.number in self._life.tickets:  # else it ended just before it was closed
@@ -68,42 +68,36 @@ class Source(Lane):
 
     def _carry(self, part: Part) -> bool:
         """False if the peer does not want it."""
-        assert part.computed is not None
-        part.computed()
         left = part.pieces
         while left:
-            offered, shown = self._show(part.entry, left)
+            offered, shown = self._show(part, left)
             key = self._offer(part.entry.number, len(offered), shown)
             # Closed or not, the answer is awaited: a destination that has said go must see the link come or break.
             answer = self._answer(key, part.entry.number)
+            part.entry.hide()
             if answer == REFUSED:
                 return False
             if answer == READ:
-                self._confirm(key, part.entry)
                 left = left[len(offered) :]
             elif not isinstance(link := self._link(int(answer), self._ways.board), Window):
                 self._send(link, part.entry, left)
                 return True
         return True
 
-    def _show(self, entry: Entry, left: tuple[range, ...]) -> tuple[tuple[range, ...], Shown | None]:
-        """What to offer of these pieces: all, but for what fits a stage."""
-        window, ticket = self._present, entry.ticket
+    def _show(self, part: Part, left: tuple[range, ...]) -> tuple[tuple[range, ...], Shown | None]:
+        """What to offer of these pieces, once they are computed: all, but for what fits a stage."""
+        window, ticket, computed = self._present, part.entry.ticket, part.computed
         assert isinstance(ticket, Outgoing)
+        assert computed is not None
+        if isinstance(window, Window) and ticket.lies is not None:
+            positions = range(left[0].start, left[-1].stop)
+            shown = part.entry.show(partial(_shown, window, ticket.lies, positions), window.revoke)
+            computed()
+            return left, shown
+        computed()
         if not isinstance(window, Window):
             return left, None
-        if ticket.lies is None:
-            return left[:1], window.stage(entry.touch(partial(ticket.read, left[0])))
-        return left, window.show(entry.touch(partial(ticket.lies, range(left[0].start, left[-1].stop))))
-
-    def _confirm(self, key: str, entry: Entry) -> None:
-        """Tell the peer, which has read it all by now, whether the pages were the ticket's until then."""
-        self._last_end = f"{key}/end"
-        try:
-            entry.touch(partial(self._ways.board.set, self._last_end, COUNTS))
-        except Closed:
-            self._ways.board.set(self._last_end, REFUSED)
-            raise
+        return left[:1], window.stage(part.entry.touch(partial(ticket.read, left[0])))
 
     def _send(self, group: Group, entry: Entry, pieces: tuple[range, ...]) -> None:
         ticket = entry.ticket
@@ -121,7 +115,6 @@ class Source(Lane):
             pending()
 
     def _answer(self, key: str, ticket: int) -> bytes:
-        """The offer goes, and the last word on the one before: the peer has heard it, or it would not be here."""
         board = self._ways.board
         try:
             answer = board.get(f"{key}/go", self._ways.timeout_s)
@@ -129,5 +122,8 @@ class Source(Lane):
             board.set(f"{key}/offer", msgspec.msgpack.encode(Offer(ticket, 0, 0)))  # for a peer that comes after all
             raise TransferFailed(f"{self._peer.worker} did not come within {self._ways.timeout_s:g} s") from None
         board.delete(f"{key}/")
-        board.delete(self._last_end)
         return answer
+
+
+def _shown(window: Window, lies: Callable[[range], Lies], positions: range) -> Shown:
+    return window.show(lies(positions))

@@ -2,8 +2,9 @@
 
 The source shows memory; what it shows outlives the link and every ticket, or is a stage of its own. The destination
 maps each allocation once, reads, and lets go of all with the link. So whatever either side still does when a ticket
-is closed, nothing of the source is written, and what the destination has read counts only when the source says, after
-that, that the ticket was open still.
+is closed, nothing of the source is written. What the destination has read counts if after that it still finds the token
+of what was shown in the word, a number beside that memory: the source changes it before what it showed can become
+somebody else's, and no message has to be waited for.
 
 Knows no ticket, and not by what means one process sees memory of another: that is a `Memory`.
 """
@@ -23,7 +24,8 @@ from distspec.errors import TransferFailed
 from distspec.transfer.aside import Aside
 from distspec.transfer.base import Lies
 
-_NONCE_BYTES = 16
+_TOKEN_BITS = 63
+"""So many that what somebody else writes to where a word was is never taken for one."""
 _STAGE_BYTES = 32 << 20
 """A piece, but for a giant position."""
 
@@ -43,9 +45,12 @@ class Region(Struct, frozen=True, array_like=True):
 
 
 class Shown(Struct, frozen=True, array_like=True):
-    """note: see Lies. Without one the only region is a stage that holds the content itself."""
+    """It stands while `word` holds `token`. note: see Lies. Without one the only region is a stage that holds the
+    content itself."""
 
-    regions: tuple[Region, ...]
+    token: int
+    word: Region
+    regions: tuple[Region, ...] = ()
     note: bytes | None = None
 
 
@@ -65,12 +70,7 @@ class Memory(Protocol):
     def close(self, address: int) -> None: ...
 
     def copy(self, to: Tensor, address: int) -> None:
-        """Fill a contiguous tensor from there, on the present stream."""
-
-
-class _Probe(Struct, frozen=True):
-    region: Region
-    nonce: bytes
+        """Fill a contiguous tensor, of the device or the host, from there, on the present stream."""
 
 
 class Window:
@@ -78,6 +78,7 @@ class Window:
     destination does not see the source's; memory of another host may answer to the same handle, so it is read."""
 
     def __init__(self, store: Store, rank: int, make_memory: Callable[[], Memory]) -> None:
+        self._word: Tensor | None = None
         self._stage: Tensor | None = None
         self._opened: dict[bytes, int] = {}
         try:
@@ -87,20 +88,32 @@ class Window:
             raise
 
     def show(self, lies: Lies) -> Shown:
-        return Shown(tuple(self._memory.share(tensor) for tensor in lies.memory), lies.note)
+        """Until the next call, or one of `stage` or `revoke`."""
+        return self._shown(tuple(self._memory.share(tensor) for tensor in lies.memory), lies.note)
 
     def stage(self, content: Tensor) -> Shown:
-        """What lies nowhere that stays; until the next call."""
+        """What lies nowhere that stays; likewise."""
         found = content.contiguous().flatten().view(torch.uint8)
         if self._stage is None or len(self._stage) < len(found):
             self._stage = self._memory.empty(max(len(found), _STAGE_BYTES))
         with self._aside():
             self._stage[: len(found)] = found
-        return Shown((self._memory.share(self._stage),))
+        return self._shown((self._memory.share(self._stage),))
+
+    def revoke(self) -> None:
+        """What is shown stands no more when this returns; from any thread."""
+        self._write(0)
 
     def addresses(self, shown: Shown) -> list[int]:
         """Of what the source shows, in this process."""
         return [self._open(region.handle) + region.offset for region in shown.regions]
+
+    def stands(self, shown: Shown) -> bool:
+        """Whether what was read before this call is what was shown."""
+        found = torch.empty(1, dtype=torch.int64)
+        with self._aside():
+            self._memory.copy(found, self._open(shown.word.handle) + shown.word.offset)
+        return found.item() == shown.token
 
     def fetch(self, shown: Shown, to: Tensor) -> None:
         """The content of a stage."""
@@ -109,9 +122,11 @@ class Window:
             self._memory.copy(to, address)
 
     def abort(self) -> None:
-        """Nothing is read any more."""
+        """Nothing that is shown stands, nothing is read any more."""
         while self._opened:
             self._memory.close(self._opened.popitem()[1])
+        if self._word is not None:
+            self.revoke()
         self._stage = None
 
     def _open(self, handle: bytes) -> int:
@@ -123,14 +138,22 @@ class Window:
         self._memory = memory
         self._aside = Aside(memory.device)
 
+    def _shown(self, regions: tuple[Region, ...] = (), note: bytes | None = None) -> Shown:
+        assert self._word is not None
+        token = 1 + secrets.randbits(_TOKEN_BITS - 1)
+        self._write(token)
+        return Shown(token, self._memory.share(self._word), regions, note)
+
+    def _write(self, token: int) -> None:
+        assert self._word is not None
+        with self._aside():
+            self._word.fill_(token)
+
     def _probe(self, store: Store, make_memory: Callable[[], Memory]) -> None:
-        nonce = secrets.token_bytes(_NONCE_BYTES)
         try:
             self._take(make_memory())
-            probe = self._memory.empty(_NONCE_BYTES)
-            with self._aside():
-                probe.copy_(torch.frombuffer(bytearray(nonce), dtype=torch.uint8))
-            store.set("probe", msgspec.msgpack.encode(_Probe(self._memory.share(probe), nonce)))
+            self._word = self._memory.empty(8).view(torch.int64)
+            store.set("probe", msgspec.msgpack.encode(self._shown()))
         except NoSharedMemory:
             store.set("probe", b"")
             raise
@@ -138,15 +161,12 @@ class Window:
             raise NoSharedMemory(reason)
 
     def _look(self, store: Store, make_memory: Callable[[], Memory]) -> None:
-        offer = bytes(store.get("probe"))
-        if not offer:
+        probe = bytes(store.get("probe"))
+        if not probe:
             raise NoSharedMemory("the peer has none to share")
-        probe = msgspec.msgpack.decode(offer, type=_Probe)
         try:
             self._take(make_memory())
-            found = torch.empty(_NONCE_BYTES, dtype=torch.uint8, device=self._memory.device)
-            self.fetch(Shown((probe.region,)), found)
-            if bytes(found.tolist()) != probe.nonce:
+            if not self.stands(msgspec.msgpack.decode(probe, type=Shown)):
                 raise NoSharedMemory("the peer is on another host")
         except NoSharedMemory as error:
             store.set("seen", str(error).encode())

@@ -118,6 +118,20 @@ def test_an_allocation_is_opened_once_and_let_go_with_the_link(board: Served) ->
     assert not there._opened
 
 
+def test_what_is_shown_stands_until_it_is_revoked_or_followed_or_the_link_is_over(board: Served) -> None:
+    memory = HostMemory()
+    source, destination = meet(board, [lambda: memory, HostMemory])
+    assert isinstance(source, Window)
+    assert isinstance(destination, Window)
+    lies = Lies((memory.empty(10),), b"")
+    ends: list[Callable[[], object]] = [source.revoke, lambda: source.show(lies), lambda: source.stage(torch.ones(1))]
+    for end in [*ends, source.abort]:
+        shown = source.show(lies)
+        assert destination.stands(shown)
+        end()
+        assert not destination.stands(shown)
+
+
 def worker(name: str, memory: HostMemory, places: dict[str, Place]) -> Collective:
     make = partial(Window, make_memory=lambda: memory)
     made = Collective(name, HOST, make, lambda end: places[end.worker], timeout_s=20.0)
@@ -130,7 +144,8 @@ class Crossing:
     """A ticket between pages that others get as soon as either side lets go of them, however that comes."""
 
     def __init__(self, number: int, memory: HostMemory, random: Random) -> None:
-        self.number, self.nap_s = number, random.choice((0.0, 0.0005))
+        self.number = number
+        self.pause: Callable[[int], Any] = partial(_nap, random.choice((0.0, 0.0005)))
         self.want = torch.arange(POSITIONS, dtype=torch.int64) + number * POSITIONS
         self.kv, self.pages = memory.like(self.want), torch.zeros(POSITIONS, dtype=torch.int64)
         self.sent, self.received = threading.Event(), threading.Event()
@@ -155,10 +170,11 @@ class Crossing:
 
     def _pull(self, positions: range, addresses: Sequence[int], note: bytes) -> None:
         for position in positions:
-            time.sleep(self.nap_s)
+            self.pause(position)
             self.pages[position] = at(addresses[0] + 8 * position, 8).view(torch.int64)[0]
 
     def _arrive(self, reason: str | None) -> None:
+        self.reason = reason
         if reason is None and not torch.equal(self.pages, self.want):
             self.faults.append(f"arrived as {self.pages.tolist()}")
         self.free()
@@ -195,6 +211,35 @@ def test_what_arrives_is_what_was_sent_whenever_either_side_lets_go(seed: int) -
         assert (crossing.pages == GARBAGE).all(), "written after it was given up"
     a.shutdown()
     b.shutdown()
+
+
+def _nap(seconds: float, _: int) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("at", [0, POSITIONS // 2, POSITIONS - 1])
+def test_what_was_read_of_a_ticket_that_its_source_closed_meanwhile_is_nothing(at: int) -> None:
+    memory, places = HostMemory(), dict[str, Place]()
+    a, b = (worker(name, memory, places) for name in "ab")
+    crossing, begun, gate = Crossing(0, memory, Random(0)), threading.Event(), threading.Event()
+
+    def pause(position: int) -> None:
+        if position == at:
+            begun.set()
+            gate.wait(30)
+
+    crossing.pause = pause
+    a.send(crossing.outgoing())
+    a.advance(0, POSITIONS, lambda: None)
+    b.receive(crossing.incoming())
+    assert begun.wait(30)
+    assert a.close(0)
+    crossing.leave()
+    gate.set()
+    assert crossing.received.wait(30)
+    assert "gave it up" in (crossing.reason or "")
+    for side in (a, b):
+        side.shutdown()
 
 
 def _close(side: Collective, ticket: int, let_go: Callable[[], None]) -> None:
