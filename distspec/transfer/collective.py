@@ -7,9 +7,10 @@ their positions hold up no other. A link that failed is never used again: the tw
 
 Through a window the destination reads what is offered where it lies in the source's pages, straight into its own; a
 word in the source's memory says whether the ticket was open until then, and if not, what was read is nothing. The
-source keeps the pages until it is told that they were read. To a group of gloo or NCCL the destination answers by which link the offer may come; only then is anything received, since a posted receive holds its
-device and cannot be taken back. What is sent goes to a buffer first, and what arrives from a buffer to the pages. Two
-runs of pieces are under way at a time, so that a link does not wait for pages to be read and written.
+source keeps the pages until it is told that they were read. To a group of gloo or NCCL the destination answers by which
+link the offer may come; only then is anything received, since a posted receive holds its device and cannot be taken
+back. What is sent goes to a buffer first, and what arrives from a buffer to the pages. Two runs of pieces are under way
+at a time, so that a link does not wait for pages to be read and written.
 
 Pages are touched only while the ticket is open here. So a ticket can be closed at once, whatever its link is still
 doing, and a late write cannot land in reused pages. A gloo receive cannot be aborted: its thread ends with the timeout
