@@ -17,6 +17,8 @@ from torch import Tensor
 from distspec.kernels.pages import BITS
 
 _ROWS = 4
+_PROGRAMS = 512
+"""A link between GPUs is filled by a megabyte under way; what computes meanwhile wants the multiprocessors too."""
 Spots = tuple[Sequence[int], int, int]
 """Where positions that follow each other lie: pages in their order, the first one's place in the first page, and how
 many places a page has."""
@@ -39,22 +41,25 @@ def _place(pages, row, offset, size, inside):
 def _kernel(data, features, their_data, their_features, pages, held, count, places, their_places, planes, width,
             feature_width, offset, size, their_offset, their_size,
             ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One program for a few positions of one plane; the plane behind all others is that of the features. pages: `held`
-    of this pool, then the other's."""
-    row, plane = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
-    inside = row < count
-    to, source = _place(pages, row, offset, size, inside), _place(pages + held, row, their_offset, their_size, inside)
-    if plane < planes:
-        mine, theirs = data + plane * places * width, _pointer(their_data, data) + plane * their_places * width
-        values = width
-    else:
-        mine, theirs = features, _pointer(their_features, data)
-        values = feature_width
-    for start in range(0, values, BLOCK):
-        lane = start + tl.arange(0, BLOCK)[None, :]
-        mask = inside[:, None] & (lane < values)
-        kept = tl.load(theirs + source[:, None] * values + lane, mask=mask)
-        tl.store(mine + to[:, None] * values + lane, kept, mask=mask)
+    """A program takes a few positions of one plane at a time; the plane behind all others is that of the features.
+    pages: `held` of this pool, then the other's."""
+    runs = tl.cdiv(count, ROWS)
+    for turn in range(tl.program_id(0), runs * (planes + (feature_width > 0)), tl.num_programs(0)):
+        row, plane = turn % runs * ROWS + tl.arange(0, ROWS), (turn // runs).to(tl.int64)
+        inside = row < count
+        to = _place(pages, row, offset, size, inside)
+        source = _place(pages + held, row, their_offset, their_size, inside)
+        if plane < planes:
+            mine, theirs = data + plane * places * width, _pointer(their_data, data) + plane * their_places * width
+            values = width
+        else:
+            mine, theirs = features, _pointer(their_features, data)
+            values = feature_width
+        for start in range(0, values, BLOCK):
+            lane = start + tl.arange(0, BLOCK)[None, :]
+            mask = inside[:, None] & (lane < values)
+            kept = tl.load(theirs + source[:, None] * values + lane, mask=mask)
+            tl.store(mine + to[:, None] * values + lane, kept, mask=mask)
 
 
 def pull_pages(
@@ -71,7 +76,8 @@ def pull_pages(
         return
     bits = BITS[data.dtype.itemsize]
     pages = torch.tensor([*spots[0], *theirs[0]], dtype=torch.int64).to(data.device, non_blocking=True)
-    _kernel[(triton.cdiv(count, _ROWS), planes + bool(features.shape[1]))](
+    runs = triton.cdiv(count, _ROWS) * (planes + bool(features.shape[1]))
+    _kernel[(min(runs, _PROGRAMS),)](
         data.view(bits),
         features.view(bits),
         addresses[0],
