@@ -141,7 +141,7 @@ class Desk:
     def compiled(self) -> list[Reply]:
         """Grammars may have become ready, or too slow: the messages that waited for them go on, or end."""
         replies: list[Reply] = []
-        for held in list(self._held):
+        for held in self._held.constrained():
             try:
                 is_ready = self._engine.is_ready(held.slot)
             except BadConstraint:

@@ -134,6 +134,7 @@ class Holdings:
         self._muster = muster
         self._drafting = drafting
         self._held: dict[int, Held] = {}
+        self._constrained: dict[int, Held] = {}
         self._closing: list[Held] = []
 
     def __iter__(self) -> Iterator[Held]:
@@ -141,6 +142,10 @@ class Holdings:
 
     def get(self, request: int) -> Held | None:
         return self._held.get(request)
+
+    def constrained(self) -> list[Held]:
+        """Requests whose output a grammar holds, oldest first."""
+        return list(self._constrained.values())
 
     def open(
         self, request: int, epoch: int, tokens: tuple[int, ...], params: SamplingParams, use_cache: bool = True
@@ -153,11 +158,14 @@ class Holdings:
             self._engine.close(slot)
             raise
         held = self._held[request] = Held(request, epoch, slot, params, compiling=compiling)
+        if params.constraint is not None:
+            self._constrained[request] = held
         return held
 
     def release(self, held: Held) -> bool:
         """Let a request go. False if its slot has to wait for the end of a ticket, or of a round in flight."""
         del self._held[held.request]
+        self._constrained.pop(held.request, None)
         self._muster.left(held.request)
         held.work = held.lease = None
         held.inbox.clear()

@@ -19,7 +19,7 @@ from distspec.drafters.base import Drafter
 from distspec.engine import Engine
 from distspec.models import random_model
 from distspec.models.llama import Llama
-from distspec.protocol.messages import Progress, Refused, Verdict
+from distspec.protocol.messages import Drop, Progress, Refused, Verdict
 from distspec.protocol.values import Constraint, SamplingParams
 from distspec.rounds import Desk
 from tests.desks import chain, desk, extend, lease, run, stream
@@ -103,6 +103,25 @@ def test_a_request_waits_for_its_grammar_and_nobody_waits_with_it() -> None:
     later.work()
     assert of.compiled() == []
     assert stream(run(of), 1) == serve(desk(engine(grammars())), [asked])[0]
+
+
+def test_nothing_is_asked_of_the_grammars_of_requests_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, asked = desk(engine(grammars()), None), list[int]()
+    is_ready = Engine.is_ready
+
+    def ask(self: Engine, slot: int) -> bool:
+        asked.append(slot)
+        return is_ready(self, slot)
+
+    for request in (1, 2):
+        of.receive(lease(request, PROMPT, params(schema("boolean") if request == 2 else None, max_tokens=9)))
+    monkeypatch.setattr(Engine, "is_ready", ask)
+    of.step()
+    assert set(asked) == {1}
+    of.receive(Drop(request=2, epoch=1))
+    asked.clear()
+    of.step()
+    assert not asked
 
 
 def test_a_driven_request_waits_too() -> None:
