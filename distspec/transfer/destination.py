@@ -23,7 +23,7 @@ from distspec.transfer.window import Shown, Window
 
 _SLICE_S = 0.2
 """How long to wait for an offer, or a ticket, before looking for the other."""
-_IDLE_S = 1.0
+_IDLE_S = 0.5
 """Likewise, where a window is all that there is: memory of a peer that died is its until nobody has it open."""
 _PULLED = 16
 """Pieces that are read from a window at a time: while they are, a ticket cannot be closed."""

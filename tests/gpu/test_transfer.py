@@ -67,6 +67,9 @@ class Pages:
         self.spots = Spots(pages.tolist(), 0, page_size)
         self.places = (pages[:, None] * page_size + torch.arange(page_size)).flatten()[:positions].to(device)
         self._aside = aside
+        mine = [tensor.data_ptr() for tensor in self.pool.memory]
+        self.pool.pull(self.spots, mine, self.pool.layout, self.spots, 1)  # compiled here, not while a peer waits
+        torch.cuda.synchronize()
 
     def read(self, at: range) -> Tensor:
         with self._aside():
