@@ -24,6 +24,7 @@ from distspec.drafters.suffix import SuffixDrafter
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES, Acceptance
 from distspec.models.dflash import Dflash
+from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Proposal",
     "StandaloneDrafter",
     "SuffixDrafter",
+    "draft_model",
     "make",
 ]
 
@@ -46,32 +48,48 @@ class _Plan:
     """What drafters are made from; see `make`."""
 
     config: Config
+    model: Llama | DraftModel | None
     max_model_len: int
     device: torch.device
     grammars: Grammars | None
-    target: Llama | None
 
     @property
     def acceptance(self) -> Acceptance:
         return ACCEPTANCES[self.config.speculation.acceptance]
 
 
+def draft_model(config: Config, *, device: torch.device, target: Llama | None = None) -> Llama | DraftModel | None:
+    """The model that the drafter computes with which config.speculation.drafter names; None if it has none.
+
+    target: the model itself where it is loaded on this device, to be shared by draft models that borrow its embeddings
+    and head; else these are loaded. Raises ConfigError for a draft model that does not fit the target, ModelNotFound.
+    """
+    kind = config.speculation.drafter
+    if DRAFTERS[kind] not in (_standalone, _featured):
+        return None
+    name, folder = _draft_model(config), models.model_folder(config.model.name)
+    dtype = getattr(torch, config.model.dtype)
+    if kind == "standalone":
+        models.same_vocabulary(folder, models.model_folder(name))
+        return models.load_model(name, dtype=dtype, device=device)
+    parts = models.Target.of(target) if target is not None else models.load_target(folder, dtype=dtype, device=device)
+    return models.load_draft(kind, models.model_folder(name), parts)
+
+
 def make(
     config: Config,
+    model: Llama | DraftModel | None,
     *,
     max_model_len: int,
     device: torch.device,
     grammars: Grammars | None = None,
-    target: Llama | None = None,
 ) -> Drafter | None:
     """The drafter that config.speculation.drafter names, None for `none`.
 
-    max_model_len: of the target. device: of drafters that compute. grammars: of the tokenizer, for drafts that keep to
-    constraints. target: the model itself where it is loaded on this
-    device, to be shared by draft models that borrow its embeddings and head; else these are loaded. Raises ConfigError
-    for a draft model that does not fit the target, ModelNotFound.
+    model: what `draft_model` loads, which several may share. max_model_len: of the target. device: of drafters that
+    compute. grammars: of the tokenizer, for drafts that keep to constraints. Raises ConfigError.
     """
-    drafter = DRAFTERS[config.speculation.drafter](_Plan(config, max_model_len, device, grammars, target))
+    drafter = DRAFTERS[config.speculation.drafter](_Plan(config, model, max_model_len, device, grammars))
     return Guided(drafter, grammars) if drafter is not None and grammars is not None else drafter
 
 
@@ -84,9 +102,8 @@ def _suffix(plan: _Plan) -> Drafter:
 
 
 def _standalone(plan: _Plan) -> Drafter:
-    config, name = plan.config, _draft_model(plan.config)
-    models.same_vocabulary(models.model_folder(config.model.name), models.model_folder(name))
-    model = models.load_model(name, dtype=getattr(torch, config.model.dtype), device=plan.device)
+    config, model = plan.config, plan.model
+    assert isinstance(model, Llama)
     longest = min(plan.max_model_len, model.config.max_position)
     return StandaloneDrafter(
         Engine(
@@ -104,18 +121,14 @@ def _standalone(plan: _Plan) -> Drafter:
 
 
 def _featured(plan: _Plan) -> Drafter:
-    config, device = plan.config, plan.device
-    if plan.target is not None:
-        target = models.Target.of(plan.target)
-    else:
-        dtype = getattr(torch, config.model.dtype)
-        target = models.load_target(models.model_folder(config.model.name), dtype=dtype, device=device)
-    model = models.load_draft(config.speculation.drafter, models.model_folder(_draft_model(config)), target)
+    model = plan.model
+    assert model is not None
+    assert not isinstance(model, Llama)
     kind = partial(DflashDrafter, model) if isinstance(model, Dflash) else partial(EagleDrafter, model)
     return kind(
-        config.engine,
+        plan.config.engine,
         max_model_len=plan.max_model_len,
-        device=device,
+        device=plan.device,
         acceptance=plan.acceptance,
         grammars=plan.grammars,
     )

@@ -11,6 +11,7 @@ import torch
 from msgspec import structs
 
 from distspec.config import Config, load
+from distspec.drafters import draft_model
 from distspec.engine.rehearsal import rehearse
 from distspec.engine.sizing import DRIVER_BYTES, memory_of, rehearsed
 from distspec.errors import TooLittleMemory
@@ -53,7 +54,8 @@ def worker(share: float, told: Connection) -> None:
     """A process of its own: it is made, does its largest steps for real, and tells (bytes reserved at its peak, of its
     pools, of the device); and keeps all until it is answered."""
     config, model = configured(share), target()
-    assemble = partial(assembled, role="decode", model=model, device=CUDA, grammars=None)
+    draft = draft_model(config, device=CUDA, target=model)
+    assemble = partial(assembled, role="decode", model=model, draft=draft, device=CUDA, grammars=None)
     config = target_sized(config, "decode", model, CUDA, assemble)
     made: Assembled = assemble(config)
     small = structs.replace(config.model, max_model_len=None)
@@ -104,12 +106,13 @@ def test_two_workers_that_start_at_once_share_a_gpu_by_fractions() -> None:
 
 def test_a_rehearsal_leaves_nothing() -> None:
     config, model = configured(0.5), target()
+    draft = draft_model(config, device=CUDA, target=model)
     before = memory_of(CUDA).held
     small = structs.replace(config.engine, num_pages=400)
     bare = structs.replace(config, engine=small, model=structs.replace(config.model, max_model_len=None))
 
     def play() -> list[KVPool]:
-        made = assembled(bare, "decode", model, CUDA, None)
+        made = assembled(bare, "decode", model, draft, CUDA, None)
         rehearse(made.engine, small)
         rehearse_desk(made.desk, made.engine, bare, made.drafts)
         return made.pools
@@ -121,7 +124,8 @@ def test_a_rehearsal_leaves_nothing() -> None:
 
 def test_a_share_that_is_too_small_says_what_is_missing() -> None:
     config, model = configured(0.02), target()
-    assemble = partial(assembled, role="decode", model=model, device=CUDA, grammars=None)
+    draft = draft_model(config, device=CUDA, target=model)
+    assemble = partial(assembled, role="decode", model=model, draft=draft, device=CUDA, grammars=None)
     with pytest.raises(TooLittleMemory, match=r"lacks \d+\.\d\d GiB") as raised:
         target_sized(config, "decode", model, CUDA, assemble)
     assert raised.value.missing is not None

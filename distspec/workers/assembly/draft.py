@@ -14,6 +14,7 @@ import torch
 from distspec import models
 from distspec.config import Config
 from distspec.config import Engine as EngineOptions
+from distspec.drafters import draft_model
 from distspec.drafters.base import pools_of
 from distspec.engine.sizing import sized
 from distspec.errors import FleetError
@@ -36,10 +37,11 @@ def draft_work(
     longest = config.max_model_len(shape.max_position)
     taps, dtype = taps_of(config, shape), getattr(torch, config.model.dtype)
     width, grammars = len(taps) * shape.hidden_size, grammars_of(config, shape)
+    model = draft_model(config, device=device)  # once: what is rehearsed has it too
 
     def play(options: EngineOptions) -> list[KVPool]:
         small = msgspec.structs.replace(config, engine=options)
-        made = drafters_of(small, longest, shape.vocab_size, device, grammars)
+        made = drafters_of(small, model, longest, shape.vocab_size, device, grammars)
         for one in made:
             if one is not None:
                 rehearse_drafter(one, small, longest, width, dtype, device)
@@ -47,7 +49,7 @@ def draft_work(
 
     options = sized(config.engine, device, share=share_of(config, "draft"), longest=longest, least=1, play=play)
     made = msgspec.structs.replace(config, engine=options)
-    drafter, quick = drafters_of(made, longest, shape.vocab_size, device, grammars)
+    drafter, quick = drafters_of(made, model, longest, shape.vocab_size, device, grammars)
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     hello = Hello(

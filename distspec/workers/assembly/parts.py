@@ -16,6 +16,7 @@ from distspec.config import FEATURE_DRAFTERS, Config, Pool
 from distspec.constraints import Compiler, Grammars
 from distspec.drafters import Drafter, make
 from distspec.drafters.synthetic import SyntheticDrafter
+from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
 from distspec.transfer.base import End
 from distspec.transfer.collective import Collective
@@ -48,17 +49,17 @@ def grammars_of(config: Config, shape: models.ModelConfig, wake: Callable[[], No
 
 def drafters_of(
     config: Config,
+    model: Llama | DraftModel | None,
     max_model_len: int,
     vocab_size: int,
     device: torch.device,
     grammars: Grammars | None,
-    target: Llama | None = None,
 ) -> tuple[Drafter | None, Drafter | None]:
-    """The drafter and its fallback. vocab_size: of the target; target: it, where it is loaded here."""
+    """The drafter and its fallback, which has no model. model: see drafters.make; vocab_size: of the target."""
     fallback = msgspec.structs.replace(config.speculation, drafter=config.speculation.fallback)
     made = [
-        make(asked, max_model_len=max_model_len, device=device, grammars=grammars, target=target)
-        for asked in (config, msgspec.structs.replace(config, speculation=fallback))
+        make(asked, its, max_model_len=max_model_len, device=device, grammars=grammars)
+        for asked, its in ((config, model), (msgspec.structs.replace(config, speculation=fallback), None))
     ]
     odds = config.speculation.synthetic_acceptance
     if odds is not None:

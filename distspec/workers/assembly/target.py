@@ -17,6 +17,7 @@ from distspec import models
 from distspec.config import Config
 from distspec.config import Engine as EngineOptions
 from distspec.constraints import Grammars
+from distspec.drafters import draft_model
 from distspec.drafters.base import pools_of
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES
@@ -24,6 +25,7 @@ from distspec.engine.rehearsal import rehearse
 from distspec.engine.sizing import sized
 from distspec.engine.synthetic import SyntheticEngine
 from distspec.kv.pool import KVPool
+from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello
 from distspec.rounds.desk import Desk
@@ -41,7 +43,9 @@ def target_work(
     model = models.load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=device)
     # Where the work and its desk come from below, grammars are ready at the earliest when requests arrive.
     grammars = grammars_of(config, model.config, wake=lambda: later(lambda: work.compiled()))
-    assemble = partial(assembled, role=role, model=model, device=device, grammars=grammars)
+    # Loaded once: what is rehearsed has it too.
+    draft = draft_model(config, device=device, target=model) if _drafts_here(config, role) else None
+    assemble = partial(assembled, role=role, model=model, draft=draft, device=device, grammars=grammars)
     engine, desk, drafts, _ = assemble(target_sized(config, role, model, device, assemble))
     transport = transport_of(config, worker, device)
     work = TargetWork(engine, desk, transport, later)
@@ -70,12 +74,20 @@ class Assembled(NamedTuple):
     pools: list[KVPool]
 
 
-def assembled(config: Config, role: str, model: Llama, device: torch.device, grammars: Grammars | None) -> Assembled:
-    """All of a target worker that takes memory beside the target's weights."""
-    local = config.speculation.placement == "local" and role == "decode"
+def assembled(
+    config: Config,
+    role: str,
+    model: Llama,
+    draft: Llama | DraftModel | None,
+    device: torch.device,
+    grammars: Grammars | None,
+) -> Assembled:
+    """All of a target worker that takes memory beside weights. draft: the drafter's model, if it is here and has
+    one."""
+    local = _drafts_here(config, role)
     longest = config.max_model_len(model.config.max_position)
     drafter, quick = (
-        drafters_of(config, longest, model.config.vocab_size, device, grammars, model) if local else (None, None)
+        drafters_of(config, draft, longest, model.config.vocab_size, device, grammars) if local else (None, None)
     )
     kind = Engine if config.speculation.synthetic_acceptance is None else SyntheticEngine
     engine = kind(
@@ -119,6 +131,10 @@ def target_sized(
     least, share = config.model.max_model_len or 1, share_of(config, role)
     options = sized(config.engine, device, share=share, longest=longest, least=least, play=play)
     return msgspec.structs.replace(config, engine=options)
+
+
+def _drafts_here(config: Config, role: str) -> bool:
+    return config.speculation.placement == "local" and role == "decode"
 
 
 def _chains(config: Config) -> Collection[int]:

@@ -31,7 +31,9 @@ def configured(folder: Path, kind: str, **more: object) -> drafters.Drafter:
         "engine": {"page_size": 4, "num_pages": 300},
         "speculation": {"placement": "local", "drafter": kind, "draft_model": str(folder / "draft")},
     }
-    found = drafters.make(load(tree), max_model_len=SHAPE.max_position, device=CPU, **more)  # type: ignore[arg-type]
+    config = load(tree)
+    model = drafters.draft_model(config, device=CPU, **more)  # type: ignore[arg-type]
+    found = drafters.make(config, model, max_model_len=SHAPE.max_position, device=CPU)
     assert found is not None
     return found
 
@@ -55,7 +57,7 @@ def test_a_draft_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     speculation = {"placement": "local", "drafter": "eagle", "draft_model": str(tmp_path / "draft")}
     config = load({"model": {"name": str(tmp_path / "target")}, "speculation": speculation})
     with pytest.raises(ConfigError, match=r"speculation\.draft_model.*eagle3"):
-        drafters.make(config, max_model_len=64, device=CPU)
+        drafters.draft_model(config, device=CPU)
 
 
 @pytest.mark.parametrize("kind", KINDS)

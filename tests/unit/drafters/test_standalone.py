@@ -365,7 +365,7 @@ def test_a_configuration_names_its_drafter(tmp_path: object) -> None:
 
     def made(**speculation: object) -> drafters.Drafter | None:
         config = load({**tree, "speculation": {"placement": "local", **speculation}})
-        return drafters.make(config, max_model_len=64, device=CPU)
+        return drafters.make(config, drafters.draft_model(config, device=CPU), max_model_len=64, device=CPU)
 
     assert made(drafter="none", policy="ar") is None
     assert isinstance(made(drafter="ngram"), drafters.NgramDrafter)
@@ -386,7 +386,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(tmp_path: object) -> None:
         }
     )
     with pytest.raises(ConfigError, match="13"):
-        drafters.make(config, max_model_len=64, device=CPU)
+        drafters.draft_model(config, device=CPU)
 
 
 # -- loans -----------------------------------------------------------------------------------------------

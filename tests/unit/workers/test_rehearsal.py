@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from distspec import config
+from distspec import config, models
 from distspec.config import Config, load
 from distspec.engine import sizing
 from distspec.kv.pool import KVPool
@@ -141,3 +141,40 @@ def test_a_draft_worker(folders: dict[str, Path], played: list[KVPool], drafter:
 def test_a_worker_that_only_judges(folders: dict[str, Path], played: list[KVPool], role: str) -> None:
     build(configured(folders, "standalone", "coupled", 1, "pool"), f"{role}:0", 1, lambda action: None)
     check_pools(played, 1)
+
+
+@pytest.mark.parametrize(
+    ("worker", "drafter", "loads"),
+    [
+        ("decode:0", "standalone", ["load_model", "load_model"]),  # target and drafter
+        ("decode:0", "eagle3", ["load_model", "load_draft"]),
+        ("draft:0", "standalone", ["load_model"]),
+        ("draft:0", "eagle3", ["load_target", "load_draft"]),
+    ],
+)
+def test_weights_are_loaded_once(
+    folders: dict[str, Path],
+    played: list[KVPool],
+    worker: str,
+    drafter: str,
+    loads: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a drafter too: from a disk they take minutes."""
+    found: list[str] = []
+
+    def count(name: str) -> None:
+        load = getattr(models, name)
+
+        def counted(*args: object, **more: object) -> object:
+            found.append(name)
+            return load(*args, **more)
+
+        monkeypatch.setattr(models, name, counted)
+
+    for name in ("load_model", "load_target", "load_draft"):
+        count(name)
+    placement = "local" if worker == "decode:0" else "pool"
+    build(configured(folders, drafter, "coupled", 1, placement), worker, 1, lambda action: None)
+    assert played
+    assert found == loads
