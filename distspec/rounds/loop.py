@@ -168,8 +168,6 @@ class Loop:
         if held.inbox or (needs_host(held.params) and sequence.length < held.params.prompt_tokens):
             return None
         steps = chain_steps(held.shape, held.most) if self._drafter is not None else 0
-        if steps and edited(held.params):
-            return None
         lends = self._lender is not None and self._engine.is_coupled
         if steps is None or (steps and not lends) or not self._rolling.can(steps):
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from distspec.attention import DevicePlans, Places
@@ -44,15 +45,15 @@ class EngineChains:
         self._engine = engine
         self._plans: DevicePlans = engine.plans
         self._odds = tuple(odds)
+        self._ahead = torch.zeros_like(state.lengths)
 
     def enter(self, slot: int, tokens: Sequence[int]) -> None:
         """The engine's own sequence holds it."""
 
     def draft(self, slots: Tensor, last: Tensor, steps: int, kind: Kind) -> list[Tensor]:
-        fed, count = last.flatten(), len(slots)
-        rows, plan = self._spread(slots, -2, 2), self._plans.chains(self._places(slots, -2), 2)
-        logits = self._engine.forward(fed, rows.positions, plan, every=2)
-        drafts = [self._guess(logits, fed[1::2], rows.part(0, 2 * count, 2), kind)]
+        count, rows = len(slots), self._spread(slots, -2, 2)
+        logits = self._engine.model.logits(self._root(slots, last, rows))
+        drafts = [self._guess(logits, last[:, 1], rows.part(0, 2 * count, 2), kind)]
         if steps == 1:
             return drafts
         rows = self._spread(slots, 0, steps - 1, stepwise=True)
@@ -64,6 +65,32 @@ class EngineChains:
 
     def follow(self, slots: Tensor, outcomes: Tensor) -> None:
         """It sees in the next text what became of its drafts."""
+
+    # -- step by step ------------------------------------------------------------------------------
+
+    def root(self, slots: Tensor, last: Tensor) -> Tensor:
+        """What the first drafts are drawn from, see Engine.hidden: [rows, hidden_size]."""
+        return self._root(slots, last, self._spread(slots, -2, 2))
+
+    def further(self, slots: Tensor, tokens: Tensor) -> Tensor:
+        """One token further, int64 [rows], to where `move` said. As `root`."""
+        rows = spread(self._ahead, self._state.keys, self._state.reals, slots, 0, 1)
+        plan = self._plans.chains(Places(self._state.draft_tables, self._ahead, slots, 0), 1)
+        return self._engine.hidden(tokens, rows.positions, plan)
+
+    def move(self, drafts: int) -> None:
+        """So many drafts lie below each text now, the last of which is computed next."""
+        torch.add(self._state.lengths, drafts - 1, out=self._ahead)
+
+    def guess(self, logits: Tensor, last: Tensor, slots: Tensor, drafts: int, kind: Kind) -> Tensor:
+        """The next draft of each, int64 [rows], after `last`, below which so many lie already."""
+        return self._guess(logits, last, self._spread(slots, drafts - 1, 1), kind)
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _root(self, slots: Tensor, last: Tensor, rows: Spread) -> Tensor:
+        plan = self._plans.chains(self._places(slots, -2), 2)
+        return self._engine.hidden(last.flatten(), rows.positions, plan)[1::2].contiguous()
 
     def _guess(self, logits: Tensor, fed: Tensor, rows: Spread, kind: Kind) -> Tensor:
         drawn = draw(logits, kind.rows(rows.reals, rows.integers, 1))

@@ -22,11 +22,12 @@ from distspec.sampling.logprobs import Telling, Told
 @dataclass(slots=True)
 class Row:
     """A slot that rolls. bound: tokens that its text has at most after all that was launched. target, drafter: its
-    sequences; known: pages of each that the device knows."""
+    sequences; draft_slot: of the drafter's; known: pages of each that the device knows."""
 
     bound: int
     target: Text
     drafter: Text | None
+    draft_slot: int | None
     known: list[int] = field(default_factory=list)
     draft_known: list[int] = field(default_factory=list)
 
@@ -73,11 +74,36 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A round whose drafts and forward were launched, and nothing after it yet. slots, steps: see Flight.
+class Judged:
+    """chain: int64 [rows, nodes], and `arrived` the same on its way to the host; logits: float32 [rows * nodes, vocab],
+    after each token of the chains."""
 
-    kind: of its draws. places: the slots on the device, int64 [rows]. chain: int64 [rows, nodes], and `chains` the same
-    on its way to the host; logits: float32 [rows * nodes, vocab], after each token of the chains.
+    chain: Tensor
+    arrived: Arrived
+    logits: Tensor
+
+    def asked(self, begun: Begun, slots: Collection[int]) -> list[Asked]:
+        """The texts of all rows of some of a round's slots. The root is the first token of each path: books hold it
+        only when something was computed after it. Waits for the drafts."""
+        if not slots:
+            return []
+        [chains] = self.arrived()
+        asked = []
+        for i, slot in enumerate(begun.slots):
+            if slot in slots:
+                chain, text = tuple(chains[i].tolist()), begun.rows[i].target
+                paths = [chain[:end] for end in range(1, len(chain) + 1)]
+                asked.append(Asked(slot, i * len(chain), text.tokens, text.length, paths))
+        return asked
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A round of which what needs no host was launched: all up to the target's forward, or to the drafter's first.
+
+    slots, steps: see Flight. kind: of its draws. places: the slots on the device; roots: the last tokens of their
+    texts, int64 [rows], and `arrived` the same on their way to the host. drafting: float32 [rows, vocab], what the
+    drafter says to the roots, if the host has a part in the drafts; else judged is there.
     """
 
     slots: tuple[int, ...]
@@ -85,20 +111,7 @@ class Begun:
     rows: Sequence[Row]
     kind: Kind
     places: Tensor
-    chain: Tensor
-    chains: Arrived
-    logits: Tensor
-
-    def asked(self, slots: Collection[int]) -> list[Asked]:
-        """The texts of all rows of some of its slots. The root is the first token of each path: books hold it only when
-        something was computed after it. Waits for the drafts."""
-        if not slots:
-            return []
-        [chains] = self.chains()
-        asked = []
-        for i, slot in enumerate(self.slots):
-            if slot in slots:
-                chain, text = tuple(chains[i].tolist()), self.rows[i].target
-                paths = [chain[:end] for end in range(1, len(chain) + 1)]
-                asked.append(Asked(slot, i * len(chain), text.tokens, text.length, paths))
-        return asked
+    roots: Tensor
+    arrived: Arrived
+    drafting: Tensor | None = None
+    judged: Judged | None = None

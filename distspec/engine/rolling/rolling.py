@@ -14,15 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import Chains, EngineChains
 from distspec.engine.rolling.copies import Copies
-from distspec.engine.rolling.flight import Begun, Flight, Row
+from distspec.engine.rolling.flight import Begun, Flight, Judged, Row
 from distspec.engine.rolling.graphs import Bucket, RoundGraphs
-from distspec.engine.rolling.round import Round
+from distspec.engine.rolling.led import Led
+from distspec.engine.rolling.round import Part, Round
 from distspec.engine.rolling.state import Kind, State
 from distspec.kv.sequence import Sequence
 from distspec.sampling import draw
@@ -52,6 +56,9 @@ class Rolling:
         self._rows: dict[int, Row] = {}
         self._graphs = RoundGraphs(self._round, self._state) if target.graphs is not None else None
         self._copies = Copies(target.device)
+        self._led: Led | None = None
+        if self._drafter is not None and isinstance(self._chains, EngineChains):
+            self._led = Led(self._drafter, self._chains, self._copies)
 
     def can(self, steps: int) -> bool:
         """Whether rounds of so many drafts run here; 0: plain decoding."""
@@ -63,7 +70,7 @@ class Rolling:
         each waits for its first round."""
         if self._graphs is not None:
             for power in reversed(range((self._target.slots - 1).bit_length() + 1)):
-                self._graphs.captured(Bucket(1 << power, steps, truncates=False))
+                self._graphs.captured(Bucket(Part("whole", steps), 1 << power, truncates=False))
 
     @torch.inference_mode()
     def enter(self, slot: int, root: int, draft_slot: int | None) -> None:
@@ -73,7 +80,7 @@ class Rolling:
         sequence = self._target.sequence(slot)
         draft = self._drafter.sequence(draft_slot) if self._drafter is not None and draft_slot is not None else None
         before = sequence.tokens[-1] if sequence.length else 0
-        self._rows[slot] = Row(sequence.length + 1, sequence, draft)
+        self._rows[slot] = Row(sequence.length + 1, sequence, draft, draft_slot)
         self._state.enter(slot, sequence.length + 1, (before, root), self._target.params(slot))
         if self._chains is not None:
             self._chains.enter(slot, [*sequence.tokens, root])
@@ -97,49 +104,69 @@ class Rolling:
         are not read yet can write (see `reach`); nothing is changed then.
         """
         rows, kind = self._ready(slots, steps)
-        results = self._graphs.run(slots, steps, kind) if self._graphs is not None else None
-        if results is None:
-            results = self._round(self._state.upload(slots), steps, kind)
+        results = self._computed(Part("whole", steps), slots, kind)
         return Flight(tuple(slots), steps, rows, self._copies.send(results.clone()))
 
     @torch.inference_mode()
     def begin(self, slots: Seq[int], steps: int) -> Begun:
-        """As `launch`, for slots whose logits are to be edited or told of, and any others beside them: the drafts and
-        the target's forward alone, which `finish` goes on from. The last token of a text that is edited is output."""
+        """As `launch`, for slots whose logits are to be edited or told of, and any others beside them: what needs no
+        host, which `finish` goes on from. The last token of a text that is edited is output."""
         rows, kind = self._ready(slots, steps)
-        places, count = self._state.upload(slots), len(slots)
-        stages = self._graphs.staged(slots, steps, kind) if self._graphs is not None else None
-        # Another round's graphs may run before this one is finished, and overwrite what these two leave.
-        chain = self._round.draft(places, steps, kind) if stages is None else stages[0]()[:count].clone()
-        chains = self._copies.send(chain)
-        if stages is None:
-            hidden = self._round.forward(places, chain, self._round.rows(places, steps + 1))
-        else:
-            hidden = stages[1]()[: count * (steps + 1)]
-        logits = self._target.model.logits(hidden)
-        return Begun(tuple(slots), steps, rows, kind, places, chain, chains, logits)
+        places = self._state.upload(slots)
+        roots = self._state.last.index_select(0, places)[:, 1].contiguous()
+        begun = Begun(tuple(slots), steps, rows, kind, places, roots, self._copies.send(roots))
+        if steps and self._led is not None and self._led.leads(rows):
+            assert self._drafter is not None
+            return replace(begun, drafting=self._drafter.model.logits(self._computed(Part("root"), slots, kind)))
+        chain = self._computed(Part("draft", steps), slots, kind).clone() if steps else roots[:, None]
+        return replace(begun, judged=self._judged(begun, chain))
 
     @torch.inference_mode()
     def finish(self, begun: Begun, going: Collection[int]) -> Flight:
-        """Launch what edits the logits, the draw, and the state of the next round. Once only.
+        """Launch the rest: drafts, if these are edited, and the target's forward; what edits the logits, the draw, and
+        the state of the next round. Once only.
 
         going: the slots of it whose texts go on; what the round brings the others must mean nothing to anybody. The
         books hold what all rounds before have brought these. Waits for the drafts at most, and so hides behind the
         forward. Raises BadConstraint if the grammar of a slot turned out to be none.
         """
-        target, nodes, logits = self._target, begun.steps + 1, begun.logits
+        target, nodes, judged = self._target, begun.steps + 1, begun.judged
+        if judged is None:
+            assert self._led is not None
+            judged = self._judged(begun, self._led.draft(begun, going, partial(self._further, begun)))
         telling = target.telling([target.params(slot) for slot in begun.slots for _ in range(nodes)])
-        telling.before(logits)
-        target.edit(logits, begun.asked([slot for slot in going if target.is_edited(slot)]))
+        telling.before(judged.logits)
+        target.edit(judged.logits, judged.asked(begun, [slot for slot in going if target.is_edited(slot)]))
         rows = self._round.rows(begun.places, nodes)
         sampling = begun.kind.rows(rows.reals, rows.integers, nodes)
-        drawn = draw(logits, sampling)
-        told = telling.after(logits, sampling, drawn)
-        results = self._round.settle(begun.places, begun.chain, rows, drawn)
+        drawn = draw(judged.logits, sampling)
+        told = telling.after(judged.logits, sampling, drawn)
+        results = self._round.settle(begun.places, judged.chain, rows, drawn)
         if told is None:
             return Flight(begun.slots, begun.steps, begun.rows, self._copies.send(results))
         arrived = self._copies.send(results, told.integers, told.reals)
         return Flight(begun.slots, begun.steps, begun.rows, arrived, telling)
+
+    def _judged(self, begun: Begun, chain: Tensor) -> Judged:
+        """The target's forward is launched. The chains go to the host beside it."""
+        arrived = self._copies.send(chain)
+        hidden = self._computed(Part("judge", begun.steps), begun.slots, begun.kind, chain)
+        return Judged(chain, arrived, self._target.model.logits(hidden))
+
+    def _further(self, begun: Begun, drafts: int, last: Tensor) -> Tensor:
+        """The drafter's forward is launched, one token further; its logits, float32 [rows, vocab]."""
+        assert isinstance(self._chains, EngineChains)
+        assert self._drafter is not None
+        self._chains.move(drafts)
+        return self._drafter.model.logits(self._computed(Part("further"), begun.slots, begun.kind, last[:, None]))
+
+    def _computed(self, part: Part, slots: Seq[int], kind: Kind, fed: Tensor | None = None) -> Tensor:
+        """One part of a round, in a graph or kernel by kernel. The next one may overwrite what it leaves."""
+        found = self._graphs.run(part, slots, kind, fed) if self._graphs is not None else None
+        if found is not None:
+            return found
+        places = self._state.upload(slots)
+        return self._round.compute(part, places, kind, places[:, None] if fed is None else fed)
 
     def _ready(self, slots: Seq[int], steps: int) -> tuple[list[Row], Kind]:
         """Slots whose next round is launched now."""

@@ -12,16 +12,36 @@ its position (docs/design.md, section 3), and the drafts that lead are accepted 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from distspec.attention import Places
 from distspec.engine.engine import Engine
-from distspec.engine.rolling.chains import Chains
+from distspec.engine.rolling.chains import Chains, EngineChains
 from distspec.engine.rolling.ops import Spread, make_up, settle, spread
 from distspec.engine.rolling.state import Kind, State
 from distspec.sampling import draw
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a round is one launch: the `whole`; all drafts, or what the first is drawn from (`root`), and each
+    `further`; what the target says to the chains (`judge`). steps: drafts of the round, 0 where they do not matter."""
+
+    name: Literal["whole", "draft", "root", "further", "judge"]
+    steps: int = 0
+
+    @property
+    def draws(self) -> bool:
+        return self.name in ("whole", "draft")
+
+    @property
+    def fed(self) -> int:
+        """Tokens of each row that it is given."""
+        return {"further": 1, "judge": self.steps + 1}.get(self.name, 0)
 
 
 class Round:
@@ -41,6 +61,19 @@ class Round:
         logits = self._target.model.logits(self.forward(slots, chain, rows))
         drawn = draw(logits, kind.rows(rows.reals, rows.integers, steps + 1))
         return self.settle(slots, chain, rows, drawn)
+
+    def compute(self, part: Part, slots: Tensor, kind: Kind, fed: Tensor) -> Tensor:
+        """One part of a round. fed: int64 [rows, part.fed]. Returns what the method of its name does."""
+        if part.name == "whole":
+            return self(slots, part.steps, kind)
+        if part.name == "draft":
+            return self.draft(slots, part.steps, kind)
+        if part.name == "judge":
+            return self.forward(slots, fed, self.rows(slots, part.steps + 1))
+        assert isinstance(self._chains, EngineChains)
+        if part.name == "root":
+            return self._chains.root(slots, self._state.last.index_select(0, slots))
+        return self._chains.further(slots, fed[:, 0])
 
     def draft(self, slots: Tensor, steps: int, kind: Kind) -> Tensor:
         """The chains, int64 [rows, nodes]: the last token of each text, its root, and its drafts."""

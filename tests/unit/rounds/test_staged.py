@@ -28,7 +28,7 @@ PROMPT = (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
 ASKING = replace(GREEDY, logprobs=2)
 
 
-@pytest.mark.parametrize(("one", "drafts"), [(ASKING, 0), (ASKING, 3), (PENALIZED, 0)])
+@pytest.mark.parametrize(("one", "drafts"), [(ASKING, 0), (ASKING, 3), (PENALIZED, 0), (PENALIZED, 3)])
 def test_a_round_is_begun_before_the_last_one_is_read_and_finished_after_it(one: SamplingParams, drafts: int) -> None:
     """The host's part waits for texts, the forward does not."""
     subject = desk(engine(4), standalone(0) if drafts else None, overlap=True)

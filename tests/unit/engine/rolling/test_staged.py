@@ -16,7 +16,7 @@ from distspec import config
 from distspec.engine import Engine, Rolling
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
-from distspec.protocol.values import SamplingParams, TokenLogprobs
+from distspec.protocol.values import Constraint, SamplingParams, TokenLogprobs
 from tests.chain import END, WORDS, wish
 from tests.rolling import Books, Text, told
 from tests.shapes import TINY
@@ -102,6 +102,33 @@ def test_whole_rounds_may_run_between_the_parts_of_another() -> None:
         here.flights += [here.rolling.finish(begun, [0]), other]
     for text, prompt, one in zip(texts, prompts, params, strict=True):
         check(here, text, prompt, one, engine(MODEL))
+
+
+@pytest.mark.parametrize("constraint", [None, *WORDS])
+def test_drafts_are_edited_as_what_judges_them(constraint: Constraint | None) -> None:
+    """So a drafter that is the target itself is always right, once its own text is past the prompt."""
+    here = books("itself")
+    params = SamplingParams(
+        max_tokens=1,
+        seed=3,
+        prompt_tokens=2,
+        frequency_penalty=1.5,
+        repetition_penalty=0.7,
+        logit_bias=((7, 4.0),),
+        bad_words=((7, 8), (9,)),
+        stop_token_ids=(END,),
+        constraint=constraint,
+    )
+    text = here.enter([5, 6], params)
+    here.launch([0], 3)
+    here.launch([0], 3)
+    here.read()
+    for _ in range(4):
+        known = len(text.tokens)
+        here.launch([0], 3)
+        here.read()
+        assert len(text.tokens) == known + 4
+    check(here, text, [5, 6], params, engine(MODEL))
 
 
 def test_a_text_that_has_ended_is_not_edited() -> None:
