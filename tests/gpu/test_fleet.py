@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from distspec.config import load
-from distspec.models import ModelConfig, random_model, save_pretrained
+from distspec.models import random_model, save_pretrained
 from distspec.models.llama import Llama
 from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.workers import fleet as fleets
 from distspec.workers.client import Client
 from distspec.workers.fleet import FleetHandle
+from tests.shapes import LLAMA
 from tests.teacher import excused, plain
 
 pytestmark = pytest.mark.needs("gpu2")
 
-SHAPE = ModelConfig(
+SHAPE = replace(
+    LLAMA,
     num_layers=4,
     hidden_size=256,
     intermediate_size=512,
     num_heads=8,
-    num_kv_heads=2,
     head_dim=32,
     vocab_size=997,
     max_position=1024,
-    rms_eps=1e-5,
-    rope_theta=10000.0,
     tie_embeddings=True,
-    eos_token_ids=(1,),
 )
 PROMPTS = [tuple((11 * i + 5 * j) % 997 for j in range(4 + 60 * i)) for i in range(4)]
 

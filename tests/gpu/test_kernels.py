@@ -17,6 +17,7 @@ from distspec.kv.pool import KVPool
 from distspec.models import ModelConfig, random_model
 from distspec.models.base import Paged, Taps
 from distspec.models.llama import Llama
+from tests.shapes import LLAMA
 from tests.unit.kernels.test_accept import check_accept
 from tests.unit.kernels.test_edit import check_edits
 from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
@@ -30,19 +31,15 @@ from tests.unit.kernels.test_truncate import check_kept
 pytestmark = pytest.mark.needs("gpu")
 CUDA = torch.device("cuda")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-SHAPE = ModelConfig(
-    num_layers=3,
+SHAPE = replace(
+    LLAMA,
     hidden_size=512,
     intermediate_size=1536,
     num_heads=8,
-    num_kv_heads=2,
     head_dim=64,
     vocab_size=4099,
     max_position=512,
-    rms_eps=1e-6,
-    rope_theta=10000.0,
     tie_embeddings=True,
-    eos_token_ids=(1,),
 )
 
 
