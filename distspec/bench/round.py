@@ -22,12 +22,14 @@ from distspec.bench.engine import CONTEXT, HALF, step_bytes
 from distspec.bench.kernels import copy_bandwidth, timed
 from distspec.bench.report import Context, Row, machine, row
 from distspec.bench.trace import Trace
-from distspec.engine import Engine, Flight, Rolling
+from distspec.constraints import Grammars
+from distspec.engine import Begun, Engine, Flight, Rolling
 from distspec.errors import ConfigError
 from distspec.models import load_model
 from distspec.models.llama import Llama
 from distspec.models.shapes import PREFIX
 from distspec.protocol.values import SamplingParams
+from distspec.rounds.loop import needs_host
 
 FIGURES = {
     "ms": "round_ms",
@@ -41,7 +43,7 @@ FIGURES = {
 of the same batch; the share of a round in which no kernel runs, as their own times say and as the profiler sees it; and
 what of that lies between two rounds."""
 
-_WARM = 6
+WARM = 6
 _TRACED = 12
 _MATRIX = 8192
 
@@ -96,7 +98,7 @@ def measure(
     found = []
     for pair in pairs:
         target, drafter = (load_model(PREFIX + shape, dtype=HALF, device=device) for shape in pair.split("+"))
-        room = CONTEXT + (rounds + _TRACED + 2 * _WARM) * (max(steps) + 1)
+        room = CONTEXT + (rounds + _TRACED + 2 * WARM) * (max(steps) + 1)
         sized = replace(options, max_num_seqs=max(batches), num_pages=max(batches) * options.pages_for(room))
         bench = Rounds(target, drafter, sized, acceptance, device, max_model_len=room)
         found += list(_rows(pair, bench, cells, acceptance, rounds, rates, context))
@@ -136,32 +138,40 @@ def _rows(
         yield row(f"round/{pair}/{cell.name}", speed, "tokens/s", cell.batch * expected / bound, context | own)
 
 
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
 class Rounds:
     """A target and a drafter that go on from random texts of CONTEXT tokens, over keys and values that are random
-    too."""
+    too. acceptance None: outcomes and guesses are the models' own. grammars: of their vocabulary."""
 
     def __init__(
         self,
         target: Llama,
         drafter: Llama,
         options: config.Engine,
-        acceptance: float,
+        acceptance: float | None,
         device: torch.device,
         max_model_len: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self.models = (target, drafter)
         self.target, self.drafter = (
-            Engine(model, options, device=device, max_model_len=max_model_len) for model in (target, drafter)
+            Engine(model, options, device=device, max_model_len=max_model_len, grammars=grammars)
+            for model in (target, drafter)
         )
-        self._rolling = Rolling(self.target, self.drafter, odds=(acceptance,))
+        self._rolling = Rolling(self.target, self.drafter, odds=() if acceptance is None else (acceptance,))
         self._slots: dict[int, tuple[int, int]] = {}  # by slot of the target: that of the drafter, and the root
         for engine in (self.target, self.drafter):
             engine.pool.data.normal_()
 
-    def timed(self, cell: Cell, rounds: int) -> tuple[float, float]:
-        """Seconds of a round, and tokens that it brought a request, on average over so many."""
-        self._enter(cell.batch)
-        self._run(cell, _WARM)
+    def timed(
+        self, cell: Cell, rounds: int, asks: SamplingParams = GREEDY, root: int | None = None
+    ) -> tuple[float, float]:
+        """Seconds of a round, and tokens that it brought a request, on average over so many. asks: of each request, but
+        for its seed; root: the first token of the output, which is there already, None for any."""
+        self._enter(cell.batch, asks, root)
+        self._run(cell, WARM)
         start = time.perf_counter()
         tokens = self._run(cell, rounds)
         seconds = time.perf_counter() - start
@@ -171,7 +181,7 @@ class Rounds:
     def traced(self, cell: Cell) -> tuple[float, Trace]:
         """Seconds that the host needs to launch a round, and what the device did meanwhile."""
         self._enter(cell.batch)
-        self._run(cell, _WARM)
+        self._run(cell, WARM)
         with Trace() as trace:
             self._run(cell, _TRACED)
         start = time.perf_counter()
@@ -187,17 +197,18 @@ class Rounds:
         for _ in range(rounds - 1):
             if not cell.overlap:
                 tokens += self._read(flight)
-            later = self._launch(cell)
+            later = self._begin(cell)
             if cell.overlap:
                 tokens += self._read(flight)
-            flight = later
+            flight = self._finished(later)
         return tokens + self._read(flight)
 
-    def _enter(self, batch: int) -> None:
+    def _enter(self, batch: int, asks: SamplingParams = GREEDY, root: int | None = None) -> None:
         generator = torch.Generator().manual_seed(batch)
         for seed in range(batch):
-            params = SamplingParams(max_tokens=1, seed=seed, temperature=0.0)
+            params = replace(asks, seed=seed, prompt_tokens=CONTEXT - 1)
             tokens = torch.randint(self.target.model.config.vocab_size, (CONTEXT,), generator=generator).tolist()
+            tokens[-1] = tokens[-1] if root is None else root
             slots = []
             for engine in (self.target, self.drafter):
                 slot = engine.open((), params, use_cache=False)
@@ -215,11 +226,19 @@ class Rounds:
         self._slots.clear()
 
     def _launch(self, cell: Cell) -> Flight:
+        return self._finished(self._begin(cell))
+
+    def _finished(self, round: Begun | Flight) -> Flight:
+        return self._rolling.finish(round, round.slots) if isinstance(round, Begun) else round
+
+    def _begin(self, cell: Cell) -> Begun | Flight:
+        """As much of a round as needs nothing of those before."""
         for slot, (draft, _) in self._slots.items():
             reach = self._rolling.reach(slot, cell.steps)
             self.target.reserve(slot, reach - self.target.sequence(slot).length)
             self.drafter.reserve(draft, reach - self.drafter.sequence(draft).length)
-        return self._rolling.launch(list(self._slots), cell.steps)
+        staged = any(needs_host(self.target.params(slot)) for slot in self._slots)
+        return (self._rolling.begin if staged else self._rolling.launch)(list(self._slots), cell.steps)
 
     def _read(self, flight: Flight) -> int:
         """Into the books."""

@@ -223,6 +223,31 @@ def measure_rounds(
         bars.draw_rounds(rows, png)
 
 
+@app.command("asked")
+def measure_asked(
+    pairs: Annotated[str, typer.Option(help="Of models with one vocabulary, target and drafter.")] = (
+        "random:llama-8b+random:llama-1b"
+    ),
+    asks: Annotated[str, typer.Option(help="json: a schema, 16 rows. chain: penalties to logprobs, 64 rows.")] = (
+        "json,chain"
+    ),
+    steps: Annotated[str, typer.Option(help="Numbers of drafts of a round, beside none.")] = "4",
+    rounds: Annotated[int, typer.Option(min=2, help="Of each run.")] = 40,
+    repetitions: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turn; medians count.")] = 3,
+    overrides: Overrides = None,
+    json: Json = None,
+) -> None:
+    """Milliseconds of a round whose rows ask for constraints, or for penalties, limits and logprobs, over those of a
+    round whose rows do not. On a GPU where there is one."""
+    from distspec.bench import asked
+    from distspec.bench.policies import counts
+    from distspec.bench.report import report
+    from distspec.config import load
+
+    options, drafts = load("local", overrides or ()).engine, counts("steps", steps)
+    report(asked.measure(pairs.split(","), asks.split(","), drafts, rounds, repetitions, options), json, asked.FIGURES)
+
+
 @app.command("transfer")
 def measure_transfers(
     shape: Annotated[str, typer.Option(help="Of a model; see the names after `random:`.")] = "llama-8b",
