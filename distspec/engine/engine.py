@@ -114,7 +114,7 @@ class Engine:
         self._guides: dict[int, Guide] = {}
         self._acceptance = acceptance
         self._logprobs_mode = options.logprobs_mode
-        self.launched: Callable[[], None] = _nobody_asks
+        self.launched: Callable[[], None] = lambda: None
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))  # a heap
         with torch.inference_mode():
@@ -321,14 +321,14 @@ class Engine:
     @torch.inference_mode()
     def gather(self, slot: int, start: int, length: int) -> Tensor:
         """KV, and features if there are taps, of committed positions start .. start+length-1: see KVPool.gather."""
-        return self.pool.gather(self._integers(self.sequence(slot).locations(start, length)))
+        return self.pool.gather(self._rows_of(slot, start, length))
 
     @torch.inference_mode()
     def scatter(self, slot: int, start: int, content: Tensor) -> None:
         """Write what `gather` returned on another engine with the same model and taps to positions from `start` on,
         whose room is reserved."""
         positions = content.numel() // self.pool.width
-        self.pool.scatter(self._integers(self.sequence(slot).locations(start, positions)), content)
+        self.pool.scatter(self._rows_of(slot, start, positions), content)
 
     def measure(self) -> tuple[float, ...]:
         """Median time of a step of 1, 2, 4, 8, 16 rows in units of one row; empty if the pool is too small.
@@ -373,12 +373,14 @@ class Engine:
         sequence = self.sequence(slot)
         return self._integers([sequence.location(index) for index in indices])
 
+    def _rows_of(self, slot: int, start: int, length: int) -> Tensor:
+        """Locations of committed positions, by the page: there may be thousands."""
+        pages, offset, size = self.sequence(slot).spots(start, length)
+        rows = torch.tensor(pages, dtype=torch.int64)[:, None] * size + torch.arange(size)
+        return rows.flatten()[offset : offset + length].to(self.device, non_blocking=True)
+
     def _integers(self, values: Seq[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
-
-
-def _nobody_asks() -> None:
-    """Of what is launched."""
 
 
 def _check(shape: ModelConfig, taps: Seq[int], max_model_len: int | None) -> None:

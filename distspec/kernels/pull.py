@@ -7,6 +7,7 @@ did: who calls knows. Rows are copied as they are, of any dtype.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -75,7 +76,7 @@ def pull_pages(
     if not count:
         return
     bits = BITS[data.dtype.itemsize]
-    pages = torch.tensor([*spots[0], *theirs[0]], dtype=torch.int64).to(data.device, non_blocking=True)
+    pages = torch.frombuffer(array("q", [*spots[0], *theirs[0]]), dtype=torch.int64).to(data.device, non_blocking=True)
     runs = triton.cdiv(count, _ROWS) * (planes + bool(features.shape[1]))
     _kernel[(min(runs, _PROGRAMS),)](
         data.view(bits),

@@ -28,14 +28,14 @@ Move = tuple[int, int]
 
 
 class Spots(NamedTuple):
-    """Where committed positions that follow each other lie. offset: the first one's place in the first page."""
+    """Where logical indices that follow each other lie. offset: the first one's place in the first page."""
 
     pages: list[int]
     offset: int
     page_size: int
 
     def behind(self, positions: int) -> Spots:
-        """Those of the positions but for so many at the start."""
+        """Those of the same but for so many at the start."""
         at = self.offset + positions
         return Spots(self.pages[at // self.page_size :], at % self.page_size, self.page_size)
 
@@ -209,15 +209,8 @@ class Sequence:
         size = self._books.page_size
         return self.pages[index // size] * size + index % size
 
-    def locations(self, start: int, length: int) -> list[int]:
-        """Those of logical indices start .. start+length-1, quicker than one by one."""
-        size = self._books.page_size
-        first, last = start // size, -(-(start + length) // size)
-        rows = [page * size + offset for page in self.pages[first:last] for offset in range(size)]
-        return rows[start - first * size :][:length]
-
     def spots(self, start: int, length: int) -> Spots:
-        """The same by their pages, which are fewer."""
+        """Where logical indices start .. start+length-1 lie."""
         size = self._books.page_size
         return Spots(self.pages[start // size : -(-(start + length) // size)], start % size, size)
 

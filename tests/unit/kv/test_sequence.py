@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from distspec.errors import IllegalTransition, OutOfPages
 from distspec.kv.pages import PageAllocator
 from distspec.kv.radix import PrefixCache
-from distspec.kv.sequence import Books, Move, Sequence
+from distspec.kv.sequence import Books, Move, Sequence, Spots
 from distspec.protocol.values import ROOT, Node
 
 
@@ -56,12 +56,23 @@ def test_a_node_in_the_way_changes_places_with_the_path() -> None:
     assert seq.ancestors(3) == [3, 2]
 
 
-@given(st.sampled_from([1, 4, 16]), st.integers(0, 40), st.integers(0, 40))
-def test_locations_of_a_run_are_those_of_its_indices(page_size: int, start: int, length: int) -> None:
+def rows(spots: Spots, length: int) -> list[int]:
+    """Of the pool, all in the pages that are named."""
+    pages, offset, size = spots
+    assert len(pages) == -(-(offset + length) // size) or not length
+    return [pages[at // size] * size + at % size for at in range(offset, offset + length)]
+
+
+@given(st.sampled_from([1, 4, 16]), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_spots_of_a_run_are_the_locations_of_its_indices(page_size: int, start: int, length: int, behind: int) -> None:
     seq = books(num_pages=80, page_size=page_size).open([])
     seq.reserve(start + length)
     seq.pages.reverse()
-    assert seq.locations(start, length) == [seq.location(index) for index in range(start, start + length)]
+    wanted = [seq.location(index) for index in range(start, start + length)]
+    spots = seq.spots(start, length)
+    assert rows(spots, length) == wanted
+    left = max(0, length - behind)
+    assert rows(spots.behind(length - left), left) == wanted[length - left :]
 
 
 def test_tokens_that_were_taken_back_leave_room_and_no_children() -> None:
