@@ -82,6 +82,11 @@ class _Slot:
         return self.masker is not None or self.allowed is not None
 
     @property
+    def bans(self) -> bool:
+        """Some token may be banned somewhere."""
+        return bool(self.params.bad_words or self.params.min_tokens)
+
+    @property
     def penalized(self) -> bool:
         return _penalized(self.params)
 
@@ -134,8 +139,8 @@ class Editor:
         pairs = list(zip(asked, slots, strict=True))
         if some := [ask for ask, slot in pairs if slot.masked]:
             found.append(self._mask(some))
-        if bans := self._bans([ask for ask, slot in pairs if not slot.masked]):
-            found.append(bans)
+        if some := [ask for ask, slot in pairs if slot.bans and not slot.masked]:
+            found += self._bans(some)
         if some := [ask for ask, slot in pairs if slot.params.logit_bias]:
             rows, numbers = self._integers(*_rows(some))
             found.append(Bias(rows, numbers, self._biases.tokens, self._biases.values))
@@ -143,7 +148,8 @@ class Editor:
             found.append(self._penalties(some))
         return found
 
-    def _bans(self, asked: Sequence[Asked]) -> Bans | None:
+    def _bans(self, asked: Sequence[Asked]) -> list[Bans]:
+        """One, or none where nothing is banned now."""
         found = [
             (row, token) for ask in asked for row, tokens in enumerate(self._banned(ask), ask.first) for token in tokens
         ]
@@ -153,7 +159,7 @@ class Editor:
             rows = torch.arange(ask.first, ask.first + len(ask.paths))
             parts.append(torch.cartesian_prod(rows, self._slots[ask.slot].words.alone))
         pairs = torch.cat(parts)
-        return Bans(*to_device(pairs.T.contiguous(), self._device)) if len(pairs) else None
+        return [Bans(*to_device(pairs.T.contiguous(), self._device))] if len(pairs) else []
 
     def _penalties(self, asked: Sequence[Asked]) -> Penalties:
         self._count(asked)
@@ -221,7 +227,7 @@ class Editor:
         has tokens."""
         slot = self._slots[ask.slot]
         params, words = slot.params, slot.words
-        if not params.bad_words and not params.min_tokens:
+        if not slot.bans:
             return [set() for _ in ask.paths]
         start = max(params.prompt_tokens, ask.length - words.longest)
         tail, held_back = tuple(ask.text[start : ask.length]), params.min_tokens - (ask.length - params.prompt_tokens)

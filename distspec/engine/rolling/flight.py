@@ -87,11 +87,10 @@ class Judged:
         only when something was computed after it. Waits for the drafts."""
         if not slots:
             return []
-        [chains] = self.arrived()
-        asked = []
+        chains, asked = self.arrived()[0].tolist(), list[Asked]()
         for i, slot in enumerate(begun.slots):
             if slot in slots:
-                chain, text = tuple(chains[i].tolist()), begun.rows[i].target
+                chain, text = tuple(chains[i]), begun.rows[i].target
                 paths = [chain[:end] for end in range(1, len(chain) + 1)]
                 asked.append(Asked(slot, i * len(chain), text.tokens, text.length, paths))
         return asked
