@@ -22,7 +22,7 @@ from torch import Tensor
 
 from distspec import config
 from distspec.attention import DevicePlans, StaticPlans, choose
-from distspec.constraints import Grammars, Guide
+from distspec.constraints import Grammars, Guide, Matcher
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.graphs import Graphs, Sizes
@@ -298,6 +298,10 @@ class Engine:
     def is_edited(self, slot: int) -> bool:
         """Whether the logits of its rows must be edited before they are drawn from."""
         return slot in self._editor
+
+    def matcher(self, slot: int, text: Seq[int]) -> Matcher | None:
+        """Of a slot's grammar, at the end of a text; None for a slot without. Raises as `edit`."""
+        return self._guides[slot].at(text) if slot in self._guides else None
 
     def edit(self, logits: Tensor, asked: Seq[Asked]) -> None:
         """Edit logits in place, of rows of slots for which `is_edited` holds: float32 [rows, vocab]. The host works it

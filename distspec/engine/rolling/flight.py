@@ -74,12 +74,17 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """chain: int64 [rows, nodes], and `arrived` the same on its way to the host; logits: float32 [rows * nodes, vocab],
-    after each token of the chains."""
+class Drafted:
+    """chain: int64 [rows, nodes], roots and their drafts; arrived: the same on its way to the host."""
 
     chain: Tensor
     arrived: Arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Judged(Drafted):
+    """logits: float32 [rows * nodes, vocab], after each token of the chains."""
+
     logits: Tensor
 
     def asked(self, begun: Begun, slots: Collection[int]) -> list[Asked]:
@@ -98,11 +103,13 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A round of which what needs no host was launched: all up to the target's forward, or to the drafter's first.
+    """A round of which what needs no host was launched: all up to the target's forward, or to the first thing that the
+    host has a part in.
 
     slots, steps: see Flight. kind: of its draws. places: the slots on the device; roots: the last tokens of their
-    texts, int64 [rows], and `arrived` the same on their way to the host. drafting: float32 [rows, vocab], what the
-    drafter says to the roots, if the host has a part in the drafts; else judged is there.
+    texts, int64 [rows], and `arrived` the same on their way to the host. One of the rest is there. drafting: float32
+    [rows, vocab], what the drafter says to the roots, where the host has a part in each draft. drafted: chains, where
+    it has one in these.
     """
 
     slots: tuple[int, ...]
@@ -113,4 +120,5 @@ class Begun:
     roots: Tensor
     arrived: Arrived
     drafting: Tensor | None = None
+    drafted: Drafted | None = None
     judged: Judged | None = None

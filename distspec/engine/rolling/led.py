@@ -1,9 +1,11 @@
-"""Drafts that keep to what requests ask for: step by step, with a part of the host in each.
+"""Drafts that keep to what requests ask for.
 
-Knows the drafter's engine, and the texts of its slots. Does not know the target, or what is edited.
+Knows engines, the texts of their slots, and grammars. Does not know how anything is computed, or what is edited.
 
-As in the round itself, the host hides behind the forward: that of a step is launched before the draft it goes on from
-has come to the host, which then works out the edits of the next one.
+Where an engine drafts, its logits are edited step by step, and as in the round itself the host hides behind the
+forward: that of a step is launched before the draft it goes on from has come to the host, which then works out the
+edits of the next one. Where drafts have no logits, as of prompt lookup, the grammar cuts them and says what it forces:
+the device waits for that, and gains more, since what is forced is always right.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import EngineChains
 from distspec.engine.rolling.copies import Arrived, Copies
-from distspec.engine.rolling.flight import Begun, Row
+from distspec.engine.rolling.flight import Begun, Drafted, Row
 from distspec.errors import BadConstraint
 from distspec.kv.sequence import Sequence
 from distspec.sampling import Asked
@@ -96,3 +98,16 @@ class Led:
         except BadConstraint:
             return False
         return is_ready and row.drafter.length >= self._drafter.params(own).prompt_tokens
+
+
+def cut(begun: Begun, drafted: Drafted, going: Collection[int], target: Engine) -> list[list[int]]:
+    """The chains, as long as they are, of slots that go on with a constraint: what of each the grammar allows, then
+    what it forces (jump-forward, L. Zheng et al., arXiv 2312.07104), then what is left. Waits for the drafts."""
+    chains: list[list[int]] = drafted.arrived()[0].tolist()
+    for slot, row, chain in zip(begun.slots, begun.rows, chains, strict=True):
+        matcher = target.matcher(slot, row.target.tokens) if slot in going else None
+        kept = matcher.allowed(chain) if matcher is not None else len(chain)
+        if matcher is not None and 0 < kept < len(chain):
+            forced = matcher.forced(chain[:kept])[: len(chain) - kept]
+            chain[kept : kept + len(forced)] = forced
+    return chains

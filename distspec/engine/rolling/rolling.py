@@ -23,9 +23,9 @@ from torch import Tensor
 from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import Chains, EngineChains
 from distspec.engine.rolling.copies import Copies
-from distspec.engine.rolling.flight import Begun, Flight, Judged, Row
+from distspec.engine.rolling.flight import Begun, Drafted, Flight, Judged, Row
 from distspec.engine.rolling.graphs import Bucket, RoundGraphs
-from distspec.engine.rolling.led import Led
+from distspec.engine.rolling.led import Led, cut
 from distspec.engine.rolling.round import Part, Round
 from distspec.engine.rolling.state import Kind, State
 from distspec.kv.sequence import Sequence
@@ -119,6 +119,8 @@ class Rolling:
             assert self._drafter is not None
             return replace(begun, drafting=self._drafter.model.logits(self._computed(Part("root"), slots, kind)))
         chain = self._computed(Part("draft", steps), slots, kind).clone() if steps else roots[:, None]
+        if steps and self._led is None and any(self._target.params(slot).constraint for slot in slots):
+            return replace(begun, drafted=Drafted(chain, self._copies.send(chain)))
         return replace(begun, judged=self._judged(begun, chain))
 
     @torch.inference_mode()
@@ -128,12 +130,12 @@ class Rolling:
 
         going: the slots of it whose texts go on; what the round brings the others must mean nothing to anybody. The
         books hold what all rounds before have brought these. Waits for the drafts at most, and so hides behind the
-        forward. Raises BadConstraint if the grammar of a slot turned out to be none.
+        forward; but not where constraints cut drafts that have no logits. Raises BadConstraint if the grammar of a slot
+        turned out to be none.
         """
         target, nodes, judged = self._target, begun.steps + 1, begun.judged
         if judged is None:
-            assert self._led is not None
-            judged = self._judged(begun, self._led.draft(begun, going, partial(self._further, begun)))
+            judged = self._judged(begun, self._chain(begun, going))
         telling = target.telling([target.params(slot) for slot in begun.slots for _ in range(nodes)])
         telling.before(judged.logits)
         target.edit(judged.logits, judged.asked(begun, [slot for slot in going if target.is_edited(slot)]))
@@ -146,6 +148,14 @@ class Rolling:
             return Flight(begun.slots, begun.steps, begun.rows, self._copies.send(results))
         arrived = self._copies.send(results, told.integers, told.reals)
         return Flight(begun.slots, begun.steps, begun.rows, arrived, telling)
+
+    def _chain(self, begun: Begun, going: Collection[int]) -> Tensor:
+        """The drafts, of which those that a constraint forbids or forces are made with the host's help."""
+        if begun.drafted is not None:
+            chains = cut(begun, begun.drafted, going, self._target)
+            return self._state.upload([token for chain in chains for token in chain]).view_as(begun.drafted.chain)
+        assert self._led is not None
+        return self._led.draft(begun, going, partial(self._further, begun))
 
     def _judged(self, begun: Begun, chain: Tensor) -> Judged:
         """The target's forward is launched. The chains go to the host beside it."""

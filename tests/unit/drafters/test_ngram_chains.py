@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distspec.config import Ngram
 from distspec.drafters.base import DraftRow
@@ -15,9 +16,13 @@ from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.ngram_chains import NgramChains
 from distspec.engine import Rolling
 from distspec.engine.rolling import Kind, State
-from distspec.protocol.values import SamplingParams, Shape
+from distspec.protocol.values import Constraint, SamplingParams, Shape
+from tests.chain import END
 from tests.rolling import Books, plain
 from tests.unit.engine.rolling.test_rolling import MODEL, engine, random_params
+from tests.unit.engine.rolling.test_staged import MODEL as LETTERED
+from tests.unit.engine.rolling.test_staged import asking
+from tests.unit.engine.rolling.test_staged import engine as lettered
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -37,6 +42,34 @@ def test_tokens_are_those_of_plain_steps(seed: int) -> None:
     for text, prompt, one in zip(texts, prompts, params, strict=True):
         found = here.leave(text)
         assert found == plain(engine(MODEL), prompt, one, len(found))
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32))
+def test_tokens_are_those_of_plain_steps_whatever_is_asked(seed: int) -> None:
+    draw, target = random.Random(seed), lettered(LETTERED)
+    here = Books(target, None, Rolling(target, partial(NgramChains, Ngram())))
+    prompts = [[draw.randrange(5) for _ in range(draw.randint(1, 30))] for _ in range(3)]
+    params = [asking(draw, prompt) for prompt in prompts]
+    texts = [here.enter(*pair) for pair in zip(prompts, params, strict=True)]
+    for _ in range(10):
+        here.launch(draw.sample(range(3), draw.randint(1, 3)), draw.randint(0, 4))
+        while len(here.flights) > draw.randint(0, 2):
+            here.read()
+    for text, prompt, one in zip(texts, prompts, params, strict=True):
+        found = here.leave(text)
+        assert found == plain(lettered(LETTERED), prompt, one, len(found))
+
+
+def test_what_a_grammar_forces_is_drafted() -> None:
+    """Nothing of the text could tell; a grammar without any choice is followed as fast as rounds are long."""
+    target, words = lettered(LETTERED), "the only words there are"
+    constraint = Constraint(kind="regex", text=words)
+    here = Books(target, None, Rolling(target, partial(NgramChains, Ngram())))
+    text = here.enter([5, 6], replace(GREEDY, prompt_tokens=2, constraint=constraint, stop_token_ids=(END,)))
+    for _ in range(4):
+        here.launch([0], 4)
+    assert "".join(chr(32 + token) for token in here.leave(text)) == words[: 1 + 4 * 5]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
