@@ -157,6 +157,8 @@ def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]
         "model": [5],
     }
     values["logit_bias"] += [{"5": value} for value in (101, -100.5, "1", None, float("nan"))]
+    for name in ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "prompt_logprobs", "stream", "echo"):
+        values[name].append("\ud800")
     values["logit_bias"].append({str(i): 1 for i in range(1025)})
     found = [(name, value, name) for name, bad in values.items() for value in bad]
     found += [("stop", [""], "stop[0]"), ("stop", ["a", 3], "stop[1]"), ("stop", ["a", "\udc00"], "stop[1]")]
@@ -171,6 +173,7 @@ def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]
     found += [("speculation", {"policy": wrong}, "speculation.policy") for wrong in ("warp", 5)]
     depth = "num_speculative_tokens"
     found += [("speculation", {depth: wrong}, f"speculation.{depth}") for wrong in (0, -1, 10**6, "3")]
+    found += [("speculation", {depth: "\ud800"}, "speculation"), ("stop_token_ids", [1, "\ud800"], "stop_token_ids")]
     found += [("stream_options", {"include_usages": True}, "stream_options.include_usages")]
     unsupported = {"suffix": "end", "use_beam_search": True, "skip_special_tokens": False, "chat_template": "{{ 1 }}"}
     return found + [(name, value, name) for name, value in unsupported.items()]

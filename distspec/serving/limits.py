@@ -13,6 +13,8 @@ from distspec.errors import InvalidField
 MAX_SOUGHT = 1024
 """Characters of a text that is looked for in answers or kept out of them."""
 
+NO_SURROGATE = "valid Unicode (it holds a lone surrogate)"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -50,7 +52,7 @@ def valid_text(field: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidField(field, value, "valid Unicode (it holds a lone surrogate)") from None
+        raise InvalidField(field, value, NO_SURROGATE) from None
     return value
 
 

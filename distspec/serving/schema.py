@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from distspec.errors import InvalidField, ModelNotServed, RequestError
-from distspec.serving.limits import Limits, between, short_text, token_ids
+from distspec.serving.limits import NO_SURROGATE, Limits, between, short_text, token_ids
 
 MAX_STOPS = 4
 MAX_STOP_IDS = 256
@@ -168,10 +168,14 @@ def parse(kind: type[Request], body: object, limits: Limits) -> Request:
     """
     if not isinstance(body, Mapping):
         raise RequestError("the body must be a JSON object")
+    known = _known(kind, body)
     try:
-        request = msgspec.convert(_known(kind, body), kind)
+        request = msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), body) from None
+    except UnicodeEncodeError as error:  # of a text where a number belongs
+        field = next((name for name, value in known.items() if _holds(value, error.object)), "body")
+        raise InvalidField(field, error.object, NO_SURROGATE) from None
     _check(request, limits)
     return request
 
@@ -346,6 +350,13 @@ def _invalid(message: str, body: Mapping[str, Any]) -> RequestError:
     what, _, where = message.partition(" - at `$.")
     field = where.rstrip("`")
     return RequestError(f"{field}: {what}" if field else what, field or None)
+
+
+def _holds(value: object, text: str) -> bool:
+    """Whether a text is somewhere in a JSON value."""
+    if isinstance(value, Mapping):
+        return any(_holds(item, text) for item in (*value, *value.values()))
+    return value == text or (isinstance(value, list | tuple) and any(_holds(item, text) for item in value))
 
 
 def _lookup(value: Any, path: str) -> object:
