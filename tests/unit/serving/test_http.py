@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distspec.errors import Overloaded, Unavailable
 from distspec.protocol.values import SamplingParams
 from distspec.serving import schema
 from distspec.serving.http import create_app
+from distspec.serving.limits import Limits
 from distspec.serving.schema import ChatRequest, CompletionRequest
 from distspec.serving.service import Service
+from distspec.serving.text import Text
 from tests.bad_requests import Bad, bad_requests
 from tests.unit.serving.conftest import TableClient
 
@@ -76,6 +81,53 @@ async def test_no_depth_is_a_fault_of_ours(http: httpx.AsyncClient, field: str) 
         headers = {"content-type": "application/json"}
         answer = await http.post("/v1/chat/completions", content=body.encode(), headers=headers)
         assert answer.status_code == 400, (depth, answer.text)
+
+
+ODD = st.sampled_from([None, True, 0, -1, 10**30, 1e308, 5e-324, float("nan"), "", "auto", "\0", "\ud800", "漢"])
+VALUES = st.recursive(
+    ODD,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "function", "name", "text", "json", "5", "", "\ud800"]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *schema.UNSUPPORTED})
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "messages": lambda value: [{"role": "assistant", "content": "a", "tool_calls": [{"function": value}]}],
+    "tools": lambda value: [{"type": "function", "function": {"name": "f", "parameters": value, "strict": value}}],
+    "tool_choice": lambda value: {"type": "function", "function": {"name": value}},
+    "response_format": lambda value: {"type": "json_schema", "json_schema": {"schema": value}},
+    "structured_outputs": lambda value: {"json": value},
+    "logit_bias": lambda value: {"5": value},
+    "stop": lambda value: ["a", value],
+    "stop_token_ids": lambda value: [5, value],
+    "chat_template_kwargs": lambda value: {"x": value},
+}
+"""Deeper places for a value, by field."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=2), wraps=st.booleans())
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_no_value_anywhere_is_a_fault_of_ours(
+    path: str, fields: dict[str, Any], wraps: bool, text: Text, limits: Limits
+) -> None:
+    start = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    found = {name: WRAPS.get(name, lambda value: value)(value) if wraps else value for name, value in fields.items()}
+
+    async def ask() -> httpx.Response:
+        app = create_app(Service(TableClient(limits.vocab_size), text, limits), HealthyFleet())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            content = json.dumps({"max_tokens": 2, **start, **found}).encode()
+            return await client.post(path, content=content, headers={"content-type": "application/json"})
+
+    answer = asyncio.run(ask())
+    if answer.status_code != 200:
+        assert answer.status_code in (400, 404), answer.text
+        assert re.split(r"[.\[]", answer.json()["error"]["param"])[0] in FIELDS, answer.text
 
 
 @pytest.mark.parametrize("bad", CORPUS, ids=lambda bad: bad.name)
