@@ -206,8 +206,8 @@ def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, 
          PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
     """As attend, of keys above some that were attended to before: the walk goes on from what was found there.
 
-    Grid (items, GROUPS); items: see nodes.py. Rows of q and out are those of the step, of all else those of the earlier
-    call, which had `read` rows: those behind it start here. first: [read, heads, DIM], what it returned; sums: its
+    Grid (items, GROUPS); items: see nodes.py. q and out have the rows of the step; limits and masks those of some
+    spans, of which the earlier call had the first `read`. first: [read, heads, DIM], what it returned; sums: its
     log-sums, float32, with strides sums_row and sums_head, times `unit` binary logarithms.
     """
     group = tl.program_id(1)

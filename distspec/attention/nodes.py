@@ -32,9 +32,9 @@ _LATENT_KEYS = 32
 
 @dataclass(frozen=True, slots=True)
 class NodesPlan:
-    """items: int64 [n, 7], each the work of one program: first row in the step, and in the earlier call, rows, offset
+    """items: int64 [n, 7], each the work of one program: first row in the step, and among these spans' own, rows, offset
     of the page table, first key, length of the span, end of the keys. The rest is int64, see tiles.py; limits and
-    masks are those of the earlier call's rows. lanes: rows x heads of a program, a power of two."""
+    masks are of these spans' rows alone. lanes: rows x heads of a program, a power of two."""
 
     items: Tensor
     pages: Tensor
@@ -70,17 +70,9 @@ class Nodes:
         items: list[int] = []
         place = 0
         for span, start, own in zip(spans, starts, tiles.tiles(spans, tables, lanes // self._group), strict=True):
-            ahead = start - place
+            keys = span.length - span.suffix, span.length
             for tile in own:
-                items += (
-                    tile.row + ahead,
-                    tile.row,
-                    tile.rows,
-                    tile.table,
-                    span.length - span.suffix,
-                    span.length,
-                    tile.extent,
-                )
+                items += (start + tile.row - place, tile.row, tile.rows, tile.table, *keys, tile.extent)
             place += span.rows
         limits = [limit for span in spans for limit in tiles.limits(span)]
         masks = [word for span in spans for word in tiles.masks(span, words)]

@@ -21,13 +21,13 @@ def two_parts(q: Tensor, keys: Tensor, values: Tensor, shared: int, mask: Tensor
     (first_keys, rest_keys), (first_values, rest_values) = (
         x.split_with_sizes((shared, x.shape[2] - shared), dim=2) for x in (keys, values)
     )
-    first, first_sum = part(q, first_keys, first_values, None)
-    rest, rest_sum = part(q, rest_keys, rest_values, mask.expand(-1, q.shape[1], -1, -1))
+    first, first_sum = _part(q, first_keys, first_values, None)
+    rest, rest_sum = _part(q, rest_keys, rest_values, mask.expand(-1, q.shape[1], -1, -1))
     share = torch.sigmoid(first_sum - rest_sum)
     return torch.lerp(rest, first, share.to(q.dtype).unsqueeze(-1))
 
 
-def part(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _part(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Attention over some of the keys, and the log of the sum of exp(scores): float32 [batch, heads, rows]."""
     if not q.is_cuda:
         output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)
