@@ -32,7 +32,7 @@ _LATENT_KEYS = 32
 
 @dataclass(frozen=True, slots=True)
 class NodesPlan:
-    """items: int64 [n, 7], each the work of one program: first row in the step, and among these spans' own, rows, offset
+    """items: int64 [n, 7], each the work of one program: first row in the step, among these spans' own, rows, offset
     of the page table, first key, length of the span, end of the keys. The rest is int64, see tiles.py; limits and
     masks are of these spans' rows alone. lanes: rows x heads of a program, a power of two."""
 
