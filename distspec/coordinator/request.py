@@ -12,7 +12,7 @@ from enum import Enum
 from distspec.coordinator.feed import Feed
 from distspec.coordinator.notes import Kept
 from distspec.coordinator.origins import Origins
-from distspec.coordinator.planner import Advice
+from distspec.coordinator.promises import Advice
 from distspec.errors import IllegalTransition
 from distspec.protocol.messages import Drafted
 from distspec.protocol.values import ROOT, Node, SamplingParams, TokenLogprobs, Usage

@@ -1,0 +1,245 @@
+"""What is advised for one kind of load: all is valued, the best is measured, and what may be better is tried.
+
+Knows values, trials and how much came of them. Does not know workers, requests, or where values come from.
+
+The cost model says what every policy should yield at its best sizes. What the fleet really yields under an advice
+corrects the model, for these sizes and similar ones (`Promises`). How many guesses happened to be right meanwhile is
+luck, so it is compared with what the model promises for just so many; what is left is the model's error, and a few
+hundred tokens tell it within some percent.
+
+The most hopeful is tried, be it of the sizes that are worth comparing anywhere or next to the best until now. A trial
+that shows that it is bad ends early, and what all of them have cost is bounded by a share of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
+
+from distspec.coordinator.promises import Advice, Promises
+from distspec.speculation.branches import Valuing
+from distspec.speculation.cost import value
+from distspec.speculation.expected import Odds
+from distspec.speculation.load import Load
+from distspec.speculation.sizes import Sizes
+
+Guesses = tuple[int | None, int]
+"""The rank of the guess that was right, or None; and how many guesses there were."""
+
+MOVED = 0.06
+"""Relative change of a curve, or change of an odd, after which all candidates are valued anew."""
+
+PROBED_ROWS = (1, 8)
+"""Rows per request at which two curves are compared: what no step has is guessed, and guesses jump."""
+
+CLEARLY = 1.03
+"""How much more than plain decoding a promise must be, for anything to be hoped beyond it."""
+
+BETTER = 1.02
+"""How much more than the best until now may be hoped of what is tried."""
+
+TRIALS, RENEWED, EARNED = 8.0, 2.0, 0.05
+"""How many trials may turn out worse than the best, at first; how many more when the world has changed; and how many
+more for each measurement of the best."""
+
+WINDOW, WINDOW_STEPS = 300, 24
+"""Tokens of a measurement, and steps of all targets: in less, where a step begins and ends counts."""
+
+SETTLE_STEPS = 6
+"""Steps of each target that come before."""
+
+SETTLE_S = 1.5
+"""Seconds that come before as well where requests are leased: they are asked back only now and then."""
+
+NOISE, EDGES = 0.06, 0.02
+"""Deviation of what is measured in so many tokens, luck with guesses aside; and what is left of it in many more."""
+
+LUCK = 0.1
+"""The same, luck with guesses included."""
+
+FEW_STEPS = 8
+"""Steps of a measurement before which it is not ended."""
+
+MOST_NODES = 64
+"""Of a submission that is tried beside the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What values are computed from."""
+
+    load: Load
+    odds: Odds
+
+    def value(self, advice: Advice) -> Valuing:
+        """Expected tokens per second of all requests, piece by piece."""
+        return value(advice.policy, advice.sizes, self.load, self.odds)
+
+    def have_moved(self, before: Facts) -> bool:
+        widths = [rows * self.load.sharing() for rows in PROBED_ROWS]
+        curves = [[f.load.target(rows) for rows in widths] + [f.load.drafter(1)] for f in (self, before)]
+        moved = any(abs(a - b) > MOVED * b for a, b in zip(*curves, strict=True))
+        moved |= abs(self.load.hop_s - before.load.hop_s) > MOVED * self.load.target(1)
+        return moved or any(abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
+
+
+class Seen(NamedTuple):
+    """A moment: seconds, tokens that the fleet has sent, steps of targets, and what the walk has shown, by then."""
+
+    now_s: float
+    tokens: int
+    steps: int
+    judged: Counter[Guesses]
+
+    def kept(self) -> Seen:
+        return self._replace(judged=self.judged.copy())
+
+
+@dataclass(slots=True)
+class Trial:
+    """A measurement of the present advice. It begins after so many steps, and not before so many seconds."""
+
+    advice: Advice
+    settles: tuple[int, float]
+    began: Seen | None = None
+
+
+class Result(NamedTuple):
+    """So many tokens per second came of an advice, in so many tokens of all requests; and what was judged meanwhile."""
+
+    advice: Advice
+    tokens_s: float
+    tokens: int
+    judged: Counter[Guesses]
+
+
+class Advisor:
+    """What takes long is worked out a little at a time, so that no event waits for it."""
+
+    def __init__(
+        self, facts: Facts, some: Iterator[tuple[str, Sizes]], plain: Advice, seen: int, is_local: bool
+    ) -> None:
+        self._plain, self._is_local = plain, is_local
+        self._promises = Promises()
+        self._trial: Trial | None = None
+        self._best, self._rates = plain, dict[Advice, float]()
+        self._trials = TRIALS
+        self.advice: Advice | None = None
+        self.begin(facts, some, seen)
+
+    def begin(self, facts: Facts, some: Iterator[tuple[str, Sizes]], seen: int) -> None:
+        """Value everything anew, after the world has changed."""
+        self.facts, self.seen = facts, seen
+        self._promises.doubt()
+        self._trials = min(TRIALS, self._trials + RENEWED)
+        self._values: dict[Advice, float] = {}
+        self._work = self._value(some)
+        self.is_done = False
+
+    def go_on(self, pieces: int) -> None:
+        for _ in range(pieces):
+            if next(self._work, self) is self:
+                self.is_done, self.advice = True, self._choose()
+                return
+
+    def measure(self, now: Seen, targets: int) -> Result | None:
+        """What came of a trial that is over now, if one is. targets: how many have something to do."""
+        trial = self._trial
+        if self.advice is None:
+            return None
+        if trial is None or trial.advice != self.advice:
+            is_leased = self._is_local or self._plain == self.advice or trial is None or trial.advice == self._plain
+            settles = now.steps + SETTLE_STEPS * targets, now.now_s + SETTLE_S * is_leased
+            self._trial = Trial(self.advice, settles)
+        elif trial.began is None:
+            if now.steps >= trial.settles[0] and now.now_s >= trial.settles[1]:
+                trial.began = now.kept()
+        elif self.is_done and self._is_over(trial.began, now):
+            took_s, tokens = now.now_s - trial.began.now_s, now.tokens - trial.began.tokens
+            self._trial = Trial(self.advice, trial.settles, now.kept())
+            return Result(trial.advice, tokens / took_s, tokens, now.judged - trial.began.judged)
+        return None
+
+    def learn(self, result: Result, facts: Facts) -> None:
+        """So much came of an advice while these were the facts. What was better before is advised meanwhile."""
+        if result.tokens_s < self._rates.get(self._best, 0.0):
+            self.advice = self._best
+        self._rates[result.advice] = (result.tokens_s + self._rates.get(result.advice, result.tokens_s)) / 2
+        self._work, self.is_done = self._compare(result, facts), False
+
+    def _is_over(self, began: Seen, now: Seen) -> bool:
+        """All that was wanted is seen; or so little that, even with bad luck, it is worse than the best."""
+        tokens, steps, took_s = now.tokens - began.tokens, now.steps - began.steps, now.now_s - began.now_s
+        if took_s <= 0 or tokens <= 0:
+            return False
+        if tokens >= WINDOW and steps >= WINDOW_STEPS:
+            return True
+        best = self._rates.get(self._best, 0.0) * took_s
+        return steps >= FEW_STEPS and tokens < best - 3 * LUCK * math.sqrt(WINDOW * best)
+
+    def _value(self, some: Iterator[tuple[str, Sizes]]) -> Iterator[None]:
+        """Policies come one after the other, those that take long last: at first, the best until now is advised before
+        the next."""
+        is_first, policy = self.advice is None, self._plain.policy
+        tried = list(self._promises.tried())
+        for advice in chain([self._plain], (Advice(policy, sizes) for policy, sizes in some), tried):
+            if is_first and advice.policy != policy:
+                self.advice = self._choose()
+            if advice not in self._values:
+                self._values[advice] = yield from self.facts.value(advice)
+            policy = advice.policy
+            yield
+
+    def _compare(self, result: Result, facts: Facts) -> Iterator[None]:
+        """What promises are is known better now too, as steps may have been wider than any before: whatever comes out
+        best is valued anew before it is advised; by the same odds as all others, or luck would choose."""
+        promised = yield from facts.value(result.advice)
+        noise = math.hypot(NOISE * math.sqrt(WINDOW / result.tokens), EDGES)
+        self._promises.learn(result.advice, result.tokens_s / promised, min(noise, LUCK))
+        now, known, advice = replace(facts, odds=self.facts.odds), set[Advice](), result.advice
+        while advice not in known:
+            yield
+            self._values[advice] = yield from now.value(advice)
+            known.add(advice)
+            advice = self._choose()
+        self._trials += EARNED if result.advice == self._best else -1.0
+        for near in _beside(self._best, self._plain.sizes):
+            if near not in self._values:
+                yield
+                self._values[near] = yield from now.value(near)
+
+    def _choose(self) -> Advice:
+        """What may be better than the best that was tried, while that may fail; else that."""
+        hopes, values = self._promises.hopes(self._values), self._values
+        hoped = {advice: value * self._hope(advice, hopes[advice].bold) for advice, value in values.items()}
+        bold = max(hoped, key=lambda advice: hoped[advice])
+        tried = [advice for advice in values if advice in self._promises]
+        if not tried:
+            return bold
+        self._best = max(tried, key=lambda advice: values[advice] * hopes[advice].kept)
+        enough = BETTER * values[self._best] * hopes[self._best].kept
+        return bold if self._trials >= 1.0 and hoped[bold] > enough else self._best
+
+    def _hope(self, advice: Advice, bold: float) -> float:
+        if advice in self._promises or self._values[advice] > CLEARLY * self._values[self._plain]:
+            return bold
+        return 1.0 if advice == self._plain else 1 / bold
+
+
+def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:
+    """Twice and half of each size that matters, for policies whose sizes do not follow from one."""
+    if advice.policy not in ("ssd", "bvsp"):
+        return
+    sizes = advice.sizes
+    bounds = {"steps": most.steps, "nodes": min(MOST_NODES, most.nodes)}
+    if advice.policy == "bvsp":
+        bounds["early"] = most.early
+    for name, bound in bounds.items():
+        now = getattr(sizes, name)
+        for other in (now // 2, min(2 * now, bound)):
+            if other not in (0, now):
+                yield Advice(advice.policy, replace(sizes, **{name: other}))
