@@ -113,7 +113,8 @@ def test_sizes_beside_the_best_are_found_one_after_the_other() -> None:
         sizes = advice.sizes
         if advice.policy != "bvsp":
             return 100.0
-        return 1000.0 * 0.9 ** (abs(math.log2(sizes.nodes / 32)) + abs(math.log2(sizes.early / 2)))
+        away = abs(math.log2(sizes.nodes / 32)) + abs(math.log2(sizes.early / 2))
+        return 1000.0 * math.pow(0.9, away)
 
     fleet = Fleet(rates, rates, [BUSH])
     fleet.run(3000)
