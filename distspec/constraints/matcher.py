@@ -34,6 +34,7 @@ class Matcher:
         self._stop_ids: list[int] = compiled.tokenizer_info.stop_token_ids
         self._taken: list[int] = []  # what the grammar has accepted: the output, then a path below it
         self._length = 0  # tokens of the output among these
+        self._spelled: tuple[list[int], list[int]] = [], []  # a path from the beginning, and what was forced behind it
         self._is_lost = False  # the output goes on with a token that the grammar refuses
 
     def follow(self, text: Sequence[int]) -> None:
@@ -71,9 +72,20 @@ class Matcher:
         A first one that is the only one allowed is a draft that cannot fail. The rest are likely: a model may spell
         the same text in other pieces (jump-forward, L. Zheng et al., arXiv 2312.07104).
         """
-        tokens: list[int] = self._matcher.find_jump_forward_tokens() if self._reaches(path) else []
+        tokens = self._ahead() if self._reaches(path) else []
         self._back_to(self._length)
         return tokens
+
+    def _ahead(self) -> list[int]:
+        """What is forced here. A text of many thousands is spelled once, while it is followed: that takes a millisecond
+        for each thousand."""
+        begin, forced = self._spelled
+        since = self._taken[len(begin) :]
+        if len(since) < len(forced) and since == forced[: len(since)] and self._taken[: len(begin)] == begin:
+            return forced[len(since) :]
+        found: list[int] = self._matcher.find_jump_forward_tokens()
+        self._spelled = list(self._taken), found
+        return found[:]
 
     def _reaches(self, path: Sequence[int]) -> bool:
         """Go to the end of the text and this path, as far as the grammar allows; whether something may follow."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import pytest
 import torch
 import xgrammar
 from hypothesis import given
@@ -141,3 +142,33 @@ def test_a_text_that_begins_with_a_prompt_is_only_seen_from_its_output_on() -> N
     assert guide.is_ready()
     guide.fill([*prompt, *encode('{"name"')], [encode(":")], bits)
     assert set(unpacked(bits, vocab_size())[0].nonzero()[:, 0].tolist()) == by_the_book(encode('{"name":'))
+
+
+def test_what_is_forced_for_long_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same as if it were spelled again behind each token, and stays so where a text takes another way."""
+    asked: list[int] = []
+    spell = xgrammar.GrammarMatcher.find_jump_forward_tokens
+    long = Constraint(kind="regex", text="a{60}b{60}(c{40}d|x{40})")
+    compiled = grammars().find(long).result()
+    one, text = Matcher(compiled), encode("a" * 60 + "b" * 60 + "c" * 40 + "d")
+    expected = []
+    for end in range(len(text)):
+        fresh = Matcher(compiled)
+        fresh.follow(text[:end])
+        expected.append(fresh.forced())
+
+    def counted(self: xgrammar.GrammarMatcher) -> list[int]:
+        asked.append(1)
+        return spell(self)
+
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "find_jump_forward_tokens", counted)
+    found = []
+    for end in range(len(text)):
+        one.follow(text[:end])
+        found.append(one.forced())
+    assert found == expected
+    assert len(asked) < 8
+    other = encode("a" * 60 + "b" * 60 + "x")
+    one.follow(text[:3])
+    assert one.forced(other[3:]) == encode("x" * 39)
+    assert one.forced() == expected[3]
