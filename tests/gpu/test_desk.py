@@ -57,6 +57,9 @@ def test_streams_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
             seed=draw.getrandbits(64),
             top_p=draw.choice([1.0, 0.9]),
             stop_token_ids=draw.choice([(), (3,)]),
+            prompt_tokens=len(prompt),
+            frequency_penalty=draw.choice([0.0, 0.0, 0.7]),
+            logprobs=draw.choice([None, None, 2]),
         )
         asked[request] = prompt, params
         while len(asked.keys() - ended(replies)) > 6:

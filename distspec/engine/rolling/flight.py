@@ -106,10 +106,9 @@ class Begun:
     """A round of which what needs no host was launched: all up to the target's forward, or to the first thing that the
     host has a part in.
 
-    slots, steps: see Flight. kind: of its draws. places: the slots on the device; roots: the last tokens of their
-    texts, int64 [rows], and `arrived` the same on their way to the host. One of the rest is there. drafting: float32
-    [rows, vocab], what the drafter says to the roots, where the host has a part in each draft. drafted: chains, where
-    it has one in these.
+    slots, steps: see Flight. kind: of its draws. places: the slots on the device, int64 [rows]. One of the rest is
+    there. drafting: what the drafter says to the roots alone, where the host has a part in each draft. drafted: chains
+    in which it has one as a whole.
     """
 
     slots: tuple[int, ...]
@@ -117,8 +116,6 @@ class Begun:
     rows: Sequence[Row]
     kind: Kind
     places: Tensor
-    roots: Tensor
-    arrived: Arrived
-    drafting: Tensor | None = None
+    drafting: Judged | None = None
     drafted: Drafted | None = None
     judged: Judged | None = None

@@ -56,8 +56,8 @@ class Led:
         int64 [rows], and returns its logits, float32 [rows, vocab]. Waits for what was launched before at most.
         """
         assert begun.drafting is not None
-        paths, logits = self._paths(begun, going), begun.drafting
-        chain, arrived = [begun.roots], list[Arrived]()
+        paths, logits = self._paths(begun, begun.drafting, going), begun.drafting.logits
+        chain, arrived = [begun.drafting.chain[:, 0]], list[Arrived]()
         for step in range(begun.steps):
             if step:
                 logits = after(step, chain[-1])
@@ -75,17 +75,17 @@ class Led:
             for path in paths:
                 path.drafts.append(drafts[path.row])
 
-    def _paths(self, begun: Begun, going: Collection[int]) -> list[_Path]:
+    def _paths(self, begun: Begun, roots: Drafted, going: Collection[int]) -> list[_Path]:
         """Of rows whose drafts are to be edited and whose texts go on."""
         rows = [i for i, slot in enumerate(begun.slots) if slot in going and self._is_edited(begun.rows[i])]
-        roots = begun.arrived()[0].tolist() if rows else []
+        tokens = roots.arrived()[0].tolist() if rows else []
         paths = []
         for i in rows:
             row = begun.rows[i]
             assert row.drafter is not None
             assert row.draft_slot is not None
-            tokens = (*row.target.tokens[row.drafter.length :], roots[i])
-            paths.append(_Path(i, row.draft_slot, row.drafter, tokens))
+            text = row.target.tokens[row.drafter.length :]
+            paths.append(_Path(i, row.draft_slot, row.drafter, (*text, *tokens[i])))
         return paths
 
     def _is_edited(self, row: Row) -> bool:

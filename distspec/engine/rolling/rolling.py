@@ -113,12 +113,13 @@ class Rolling:
         host, which `finish` goes on from. The last token of a text that is edited is output."""
         rows, kind = self._ready(slots, steps)
         places = self._state.upload(slots)
-        roots = self._state.last.index_select(0, places)[:, 1].contiguous()
-        begun = Begun(tuple(slots), steps, rows, kind, places, roots, self._copies.send(roots))
+        begun = Begun(tuple(slots), steps, rows, kind, places)
+        roots = self._state.last.index_select(0, places)[:, 1:]
         if steps and self._led is not None and self._led.leads(rows):
             assert self._drafter is not None
-            return replace(begun, drafting=self._drafter.model.logits(self._computed(Part("root"), slots, kind)))
-        chain = self._computed(Part("draft", steps), slots, kind).clone() if steps else roots[:, None]
+            arrived, hidden = self._copies.send(roots), self._computed(Part("root"), slots, kind)
+            return replace(begun, drafting=Judged(roots, arrived, self._drafter.model.logits(hidden)))
+        chain = self._computed(Part("draft", steps), slots, kind).clone() if steps else roots
         if steps and self._led is None and any(self._target.params(slot).constraint for slot in slots):
             return replace(begun, drafted=Drafted(chain, self._copies.send(chain)))
         return replace(begun, judged=self._judged(begun, chain))

@@ -92,15 +92,15 @@ def test_streams_are_those_of_plain_decoding_whatever_is_asked(seed: int, drafte
             check(told, (*prompt, *tokens), len(prompt), one.logprobs)
 
 
-@pytest.mark.parametrize("cached", [1, 12])
-def test_a_root_that_is_of_the_prompt_is_no_output(cached: int) -> None:
-    """A penalty of what came up in the output must not see it, however the lease came to begin with one token."""
-    prompt = PROMPT[:cached]
-    one = replace(SEEDED, presence_penalty=2.0, prompt_tokens=cached)
-    subject = desk(engine(1), overlap=True)
-    for request in (1, 2):
-        subject.receive(lease(request, prompt, one))
-        assert stream(run(subject), request) == plain(prompt, one)
+def test_a_root_that_is_of_the_prompt_is_no_output() -> None:
+    """Penalties of what came up in the output must not see it, however the lease came to begin with one token."""
+    subject = desk(engine(4), overlap=True)
+    log = Log.of(subject)
+    prompt, one = PROMPT[:1], replace(SEEDED, presence_penalty=-2.0, frequency_penalty=-2.0, prompt_tokens=1)
+    subject.receive(lease(1, prompt, one))
+    assert subject._loop.roll([held for held in subject._held if held.drafting]) == []
+    assert not log.events
+    assert stream(run(subject), 1) == plain(prompt, one)
 
 
 def test_a_request_that_goes_while_its_round_is_in_flight_is_freed_after_it() -> None:
