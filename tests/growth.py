@@ -16,15 +16,15 @@ tokens = st.lists(st.integers(0, 3), max_size=12)
 edits = st.lists(st.tuples(st.floats(0, 1), tokens), min_size=1, max_size=8)
 shapes = st.builds(
     Shape,
-    steps=st.integers(0, 5),
+    steps=st.integers(0, 4),
     topk=st.integers(1, 3),
     width=st.integers(1, 3),
-    nodes=st.integers(1, 12),
+    nodes=st.integers(1, 16),
     depth=st.integers(0, 6),
-    odds=st.sampled_from([(), (0.8, 0.1)]),
+    odds=st.sampled_from([(), (0.8, 0.1), (0.6, 0.25, 0.1)]),
 )
-"""For drafters that look texts up: tokens of few kinds; of edits of a text, the share of it that stays and what comes
-then; what is asked for."""
+"""What drafters are asked for; and for those that look texts up: tokens of few kinds; of edits of a text, the share of
+it that stays and what comes then."""
 
 
 class Growth:

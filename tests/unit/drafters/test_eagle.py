@@ -23,7 +23,7 @@ from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
 from tests import chain, plain
 from tests.featured import CPU, FED, SHAPE, features, made, plain_fed
-from tests.growth import Growth, Path, paths
+from tests.growth import Growth, Path, paths, shapes
 
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0)
@@ -119,15 +119,6 @@ def assert_same(found: Proposal, expected: Proposal) -> None:
     assert found.scores == pytest.approx(expected.scores, abs=1e-3)
 
 
-shapes = st.builds(
-    Shape,
-    steps=st.integers(0, 4),
-    topk=st.integers(1, 3),
-    width=st.integers(1, 3),
-    nodes=st.integers(1, 14),
-    depth=st.integers(0, 5),
-    odds=st.sampled_from([(), (0.7, 0.2)]),
-)
 pieces = st.lists(st.integers(0, SHAPE.vocab_size - 1), max_size=4)
 turns = st.lists(
     st.tuples(st.integers(0, 1), st.sampled_from([0, 0, 0, 1, 3]), st.integers(0, 9), pieces, shapes), max_size=6

@@ -27,7 +27,7 @@ from distspec.sampling import SamplingRows, best
 from tests.causal import logits
 from tests.chain import edited
 from tests.desks import CPU, GREEDY, SEEDED, SHAPE, engine, model
-from tests.growth import Growth, Path, paths
+from tests.growth import Growth, Path, paths, shapes
 
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
 EDITED = SamplingParams(
@@ -173,15 +173,6 @@ def test_equals_dense_growth_and_goes_on_from_every_node(
             subject.forget(request)
 
 
-shapes = st.builds(
-    Shape,
-    steps=st.integers(0, 3),
-    topk=st.integers(1, 3),
-    width=st.integers(1, 3),
-    nodes=st.integers(1, 16),
-    depth=st.integers(0, 5),
-    odds=st.sampled_from([(), (0.6, 0.25, 0.1)]),
-)
 pieces = st.lists(st.integers(0, SHAPE.vocab_size - 1), max_size=4)
 turns = st.lists(
     st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 8), st.integers(0, 20), pieces, shapes), max_size=10
