@@ -223,7 +223,7 @@ class Loop:
 
     def _finish(self, begun: Begun, rows: Sequence[_Row], launched_s: float) -> None:
         """All rounds before it were read."""
-        flight = self._rolling.finish(begun, [row.held.slot for row in rows if not row.is_over])
+        flight = self._rolling.finish(begun, {row.held.slot for row in rows if not row.is_over})
         self._rounds.append(_Round(flight, rows, launched_s))
 
     def _goes_on(self, row: _Row) -> bool:

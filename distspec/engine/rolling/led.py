@@ -40,6 +40,8 @@ class _Path:
 
 
 class Led:
+    """The chains of a drafter's engine, step by step."""
+
     def __init__(self, drafter: Engine, chains: EngineChains, copies: Copies) -> None:
         self._drafter = drafter
         self._chains = chains

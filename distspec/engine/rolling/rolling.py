@@ -114,7 +114,7 @@ class Rolling:
         rows, kind = self._ready(slots, steps)
         places = self._state.upload(slots)
         begun = Begun(tuple(slots), steps, rows, kind, places)
-        roots = self._state.last.index_select(0, places)[:, 1:]
+        roots = self._state.last.index_select(0, places)[:, 1:].contiguous()
         if steps and self._led is not None and self._led.leads(rows):
             assert self._drafter is not None
             arrived, hidden = self._copies.send(roots), self._computed(Part("root"), slots, kind)
@@ -139,7 +139,7 @@ class Rolling:
             judged = self._judged(begun, self._chain(begun, going))
         telling = target.telling([target.params(slot) for slot in begun.slots for _ in range(nodes)])
         telling.before(judged.logits)
-        target.edit(judged.logits, judged.asked(begun, [slot for slot in going if target.is_edited(slot)]))
+        target.edit(judged.logits, judged.asked(begun, {slot for slot in going if target.is_edited(slot)}))
         rows = self._round.rows(begun.places, nodes)
         sampling = begun.kind.rows(rows.reals, rows.integers, nodes)
         drawn = draw(judged.logits, sampling)
