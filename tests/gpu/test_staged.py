@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from msgspec.structs import replace as changed
 
 from distspec import config
 from distspec.bench.trace import Trace
+from distspec.config import Ngram
+from distspec.drafters.ngram_chains import NgramChains
 from distspec.engine import Engine, Rolling
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
@@ -47,9 +50,11 @@ def engine(of: Llama, device: torch.device, **options: object) -> Engine:
     return Engine(of, chosen, device=device, grammars=letters())
 
 
-def books(target: Llama, drafter: Llama | None, **options: object) -> Books:
+def books(target: Llama, drafter: Llama | str | None, **options: object) -> Books:
     own = engine(target, CUDA, **options)
-    draft = engine(drafter, CUDA, **options) if drafter is not None else None
+    if drafter == "ngram":
+        return Books(own, None, Rolling(own, partial(NgramChains, Ngram())))
+    draft = engine(drafter, CUDA, **options) if isinstance(drafter, Llama) else None
     return Books(own, draft, Rolling(own, draft))
 
 
@@ -66,19 +71,20 @@ def play(here: Books, seed: int, turns: int) -> list[tuple[list[int], SamplingPa
             text, prompt, params = running.pop(0)
             done.append((prompt, params, here.leave(text), text))
         if slots := draw.sample(sorted(here.texts), draw.randint(0, len(here.texts))):
-            here.launch(slots, draw.randint(1, 3) if here.drafter is not None else 0)
+            here.launch(slots, draw.randint(1, 3) if here.rolling.can(1) else 0)
         while len(here.flights) > draw.randint(0, 2):
             here.read()
     return done
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-@pytest.mark.parametrize("layers", [0, 1, 2])
-def test_tokens_and_logprobs_are_those_of_plain_steps_on_a_cpu(layers: int, cuda_graphs: bool) -> None:
+@pytest.mark.parametrize("drafter", ["none", "ngram", "itself", "its first layer"])
+def test_tokens_and_logprobs_are_those_of_plain_steps_on_a_cpu(drafter: str, cuda_graphs: bool) -> None:
     target = model(CUDA)
-    here = books(target, prefix_layers(target, layers) if layers else None, cuda_graphs=cuda_graphs)
+    drafters = {"none": None, "ngram": "ngram", "itself": target, "its first layer": prefix_layers(target, 1)}
+    here = books(target, drafters[drafter], cuda_graphs=cuda_graphs)
     reference = engine(model(CPU), CPU)
-    for prompt, params, found, text in play(here, layers, 40):
+    for prompt, params, found, text in play(here, len(drafter), 40):
         tokens, said = told(reference, prompt, params, len(found))
         assert found == tokens
         assert [one.logprob for one in text.said] == pytest.approx([one.logprob for one in said[1:]], abs=1e-3)
