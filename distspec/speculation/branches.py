@@ -1,175 +1,243 @@
 """Expected tokens per second of the policies whose drafter branches while a forward is in flight: `ssd`, `bvsp`.
 
-Knows how much of a tree outlives a verdict, and what that saves. What is left of a tree decides how the next round
-begins, so rounds are a Markov chain over what is left: expansions and levels of the tree below the new root and, for
-`bvsp`, nodes of it that the other verifier judges already. Its average is near the truth, not exact: the shape of what
-is left is not remembered, nor when within a forward the other verifier answers.
+Knows what a drafter and several verifiers do meanwhile, on average. What is left of a tree, and who is busy with what,
+decides how the next round goes, so there is no formula over rounds. Instead the policy is played, on a text that has
+every guess right just as often as the odds say, so that luck chooses no sizes; with trees of which only costs are known
+(`canopy`), it takes a tenth of a second. One request is played; of others it meets their rows, the drafter's steps that
+they share, and the steps of verifiers that begin without it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable
-from typing import NamedTuple, TypeVar
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
 
-from distspec.speculation.expected import Bush, Odds
+from distspec.speculation.canopy import TOKENS, Canopy
+from distspec.speculation.expected import Odds, odds_at
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
-
-State = TypeVar("State", bound=Hashable)
-
-
-QUARTERS = 4
-"""States tell apart so many parts of a forward."""
-
-RARE = 1e-3
-"""A state of less weight is taken to be the first: it is not worth the time to look at."""
-
 
 Valuing = Generator[None, None, float]
 """Arithmetic that takes a while, a millisecond or so at a time; it returns tokens per second of one request."""
 
+EVENTS = 16
+"""Of a play at a time."""
 
-class Round(NamedTuple):
-    """tokens it commits and seconds it takes, on average. after: (how likely, state), summing to 1."""
+HOLD = 0.03
+"""How long a step waits for those who come at once, of its own time. From the timed simulator."""
 
-    tokens: float
-    seconds: float
-    after: list[tuple[float, Hashable]]
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of it, without their whole part, are spread evenly however many there are."""
 
 
 def branching(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
     """`ssd` (Speculative Speculative Decoding, arXiv 2603.03251): tokens per second of one request.
 
     A verdict ends somewhere below the judged nodes. What was grown below that end is the next round's draft; levels
-    that lack are drafted first. A state is (expansions, levels) below the end.
+    that lack are drafted first.
     """
-    fan = max(sizes.fan, sizes.topk)
-    verify_s = load.verify_s(sizes.nodes + 1)
-    grown = _steps_in(load, sizes, verify_s)
-
-    def play(state: tuple[int, int]) -> Round:
-        bush = Bush(odds, fan, *state)
-        wait_s = load.late_s(_ripen(load, bush, sizes), verify_s)
-        judged = bush.best(sizes.nodes, sizes.topk)
-        bush.grow(grown, sizes.width, sizes.live)
-        left, levels = bush.below()
-        after: list[tuple[float, Hashable]] = [(p, (_about(left[end]), levels[end])) for p, end in bush.ends(judged)]
-        return Round(_tokens(bush, judged), wait_s + verify_s, _filled(after, (0, 0)))
-
-    return _average(play, (0, 0))
+    return _Play(load, odds, sizes, 1).run()
 
 
 def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
-    """`bvsp`: tokens per second of one request, with two verifiers.
+    """`bvsp`: tokens per second of one request, with all verifiers.
 
-    As `branching`, but once `early` further nodes wait, the other verifier judges them, before the verdict is there.
-    If it ends within them, the next verdict is on its way already; else it starts anew, while the other verifier is
-    still busy with what is dead. A state is (expansions, levels, nodes that are being judged, quarters of a forward
-    until the other verifier answers) below the end; -1 nodes where the end itself is not being judged.
+    As `branching`, but once `early` further nodes wait, a further verifier judges them and all above them, before the
+    verdict is there. If it ends within them, the next verdict is on its way already; else it starts anew, while further
+    verifiers are still busy with what is dead.
     """
-    if load.verifiers == 1:
-        return branching(load, odds, sizes)
-    fan, most = max(sizes.fan, sizes.topk), max(sizes.nodes, sizes.early)
-    verify_s = load.verify_s(most + 1, futures=2.0)
-    crowd_s = load.crowd(2.0) * verify_s  # among others, the next step has begun before an answer is back
-
-    def play(state: tuple[int, int, int, int]) -> Round:
-        left, levels, ahead, quarters = state
-        bush, busy_s = Bush(odds, fan, left, levels), quarters * verify_s / QUARTERS
-        if ahead < 0:
-            wait_s = load.late_s(_ripen(load, bush, sizes), verify_s, 2.0) or crowd_s
-            judged, seconds = bush.best(sizes.nodes, sizes.topk), wait_s + verify_s
-            ready_s = max(busy_s, wait_s + _gather(load, bush, sizes, len(judged)))
-            _grow_for(load, bush, sizes, ready_s - wait_s)
-        else:
-            judged, seconds = bush.best(ahead, fan), busy_s
-            ready_s = _gather(load, bush, sizes, ahead)
-        further = bush.best(most, fan, frozenset(judged)) if ready_s < seconds else []
-        _grow_for(load, bush, sizes, seconds - ready_s)
-        later = (
-            round(min(1.0, (max(0.0, ready_s + crowd_s / 2 + verify_s - seconds)) / verify_s) * QUARTERS)
-            if further
-            else 0
-        )
-        early, known = bush.counts(further), set(further)
-        remains, heights = bush.below()
-        after: list[tuple[float, Hashable]] = [
-            (p, (_about(remains[end]), heights[end], _about(early[end] - 1) if end in known else -1, later))
-            for p, end in bush.ends(judged)
-        ]
-        return Round(_tokens(bush, judged), seconds, _filled(after, (0, 0, -1, later)))
-
-    return _average(play, (0, 0, -1, 0))
+    return _Play(load, odds, sizes, load.verifiers).run()
 
 
-def _gather(load: Load, bush: Bush, sizes: Sizes, judged: int) -> float:
-    """Grow until `early` nodes wait besides the judged ones, or there is no room; seconds that takes."""
-    calls = 0
-    while len(bush) - judged < sizes.early and len(bush) < sizes.live:
-        bush.grow(sizes.lookahead, sizes.width, sizes.live)
-        calls += 1
-    return calls * _call_s(load, sizes)
+@dataclass(slots=True)
+class _Call:
+    """Of the drafter: growths of (steps, width) that its answer brings, for the root it was asked about. It began, or
+    will, at `begin_s` and takes `step_s` for each step."""
+
+    run: int
+    growths: list[tuple[int, int]]
+    begin_s: float
+    step_s: float
+    answer_s: float
+
+    def done(self, now_s: float) -> int:
+        """Steps that it has begun by then, or more."""
+        return max(0, math.ceil((now_s - self.begin_s) / self.step_s - 1e-9))
 
 
-def _grow_for(load: Load, bush: Bush, sizes: Sizes, seconds: float) -> None:
-    bush.grow(_steps_in(load, sizes, max(0.0, seconds)), sizes.width, sizes.live)
+class _Drafter:
+    """A new call takes the place of the one before, between two steps. What that has grown stays; it is answered only
+    if it was in its last step."""
+
+    def __init__(self, load: Load, sizes: Sizes) -> None:
+        self._load, self._sizes = load, sizes
+        self._is_shared = load.batch > load.drafters
+        self._rows, self._steps = float(sizes.width), 1
+        self._last: _Call | None = None
+        self.calls: list[_Call] = []
+        self.is_asked = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """The last call was not answered."""
+        return any(call is self._last for call in self.calls)
+
+    def ask(self, now_s: float, canopy: Canopy, steps: int, width: int) -> None:
+        widths = list(canopy.widths(steps, width))
+        self._rows += sum(widths)
+        self._steps += steps
+        step_s, come_s = self._step_s(widths), now_s + self._load.hop_s / 2
+        begin_s, before = come_s, list[tuple[int, int]]()
+        old = self._last
+        if old is not None and self.is_awaited:
+            done, total = old.done(come_s), sum(n for n, _ in old.growths)
+            begin_s = max(begin_s, old.begin_s + done * old.step_s)
+            if done < total:
+                self.calls.remove(old)
+                before = _first(old.growths, done) if old.run == canopy.run else []
+        if self._is_shared:  # others keep it busy
+            begin_s = max(begin_s, math.ceil(come_s / step_s - 1e-9) * step_s)
+        answer_s = begin_s + steps * step_s + self._load.hop_s / 2
+        begin_s -= sum(n for n, _ in before) * step_s
+        self._last = _Call(canopy.run, [*before, (steps, width)], begin_s, step_s, answer_s)
+        self.calls.append(self._last)
+        self.is_asked = True
+
+    def _step_s(self, widths: list[int]) -> float:
+        """On average. Where others draft as well, each misses a step between two calls."""
+        if not self._is_shared:
+            return sum(self._load.draft_s(max(1, rows)) for rows in widths) / len(widths)
+        ahead = self._sizes.lookahead
+        return self._load.draft_s(max(1.0, self._rows / self._steps * ahead / (1 + ahead)))
 
 
-def _call_s(load: Load, sizes: Sizes) -> float:
-    """Of a drafter that grows `lookahead` steps, from asking to its answer."""
-    return load.hop_s + sizes.lookahead * load.draft_s(sizes.width)
+@dataclass(slots=True)
+class _Future:
+    """verifier: its number. run: of the root it was sent for; known: as of Canopy."""
+
+    verifier: int
+    run: int
+    known: int
+    answer_s: float
 
 
-def _steps_in(load: Load, sizes: Sizes, seconds: float) -> int:
-    """Drafter steps whose result is there in time, asked for `lookahead` at a time."""
-    return int(seconds / _call_s(load, sizes)) * sizes.lookahead
+class _Verifiers:
+    """What one request has in flight, on verifiers that others share.
+
+    A verifier whose step ends begins the next with who is back at once. Whoever comes later finds it begun, unless
+    nobody else was there: of `n` that share it, 1 - 1/n times.
+    """
+
+    def __init__(self, load: Load, count: int) -> None:
+        self._load = load
+        self.futures: list[_Future] = []
+        self._last_s, self._known = [-math.inf] * count, [0] * count
+        self._used_s, self._since_s = 8 * count * load.target(1), -10 * load.target(1)
+        self._rows, self._sent = 0, 0
+
+    def free(self) -> list[int]:
+        busy = {future.verifier for future in self.futures}
+        return [i for i in range(len(self._last_s)) if i not in busy]
+
+    def send(self, now_s: float, canopy: Canopy, verifier: int, sent: tuple[int, int]) -> None:
+        """sent: nodes and known position, as of Canopy."""
+        nodes, known = sent
+        rows = nodes + max(0, canopy.root - self._known[verifier])
+        self._known[verifier] = known
+        self._rows, self._sent = self._rows + rows, self._sent + 1
+        sharing = self._load.sharing(self._used_s / (now_s - self._since_s))
+        step_s = self._load.target(rows + (sharing - 1) * self._rows / self._sent)
+        self._used_s += step_s
+        wait_s = self._wait_s(now_s, self._last_s[verifier], step_s, sharing) if sharing > 1 else 0.0
+        self.futures.append(_Future(verifier, canopy.run, known, now_s + wait_s + step_s + self._load.hop_s))
+
+    def answered(self, future: _Future) -> None:
+        self.futures.remove(future)
+        self._last_s[future.verifier] = future.answer_s
+
+    def _wait_s(self, now_s: float, last_s: float, step_s: float, sharing: float) -> float:
+        """Until the next step begins."""
+        if now_s == last_s:
+            return HOLD * step_s
+        if last_s == -math.inf or self._sent * GOLDEN % 1 >= 1 - 1 / sharing:
+            return 0.0
+        late_s = now_s - last_s + self._load.hop_s
+        return max(0.0, math.ceil(late_s / step_s - 1e-9) * step_s - late_s)
 
 
-def _ripen(load: Load, bush: Bush, sizes: Sizes) -> float:
-    """Draft the levels that a round lacks, as `sd` would, in one growth; seconds that takes."""
-    lacking = sizes.steps - bush.height
-    if lacking <= 0 or len(bush) >= sizes.live:
-        return 0.0
-    bush.grow(lacking, sizes.topk, sizes.live)
-    return load.hop_s + lacking * load.draft_s(sizes.topk)
+class _Play:
+    """As `policies.Branching` and `BranchVerifying`, line by line."""
 
+    def __init__(self, load: Load, odds: Odds, sizes: Sizes, verifiers: int) -> None:
+        fan = max(sizes.fan, sizes.topk)
+        self._sizes, self._now_s = sizes, 0.0
+        self._canopy = Canopy(odds_at(odds, 0), fan, sizes.topk, sizes.live)
+        self._drafter, self._verifiers = _Drafter(load, sizes), _Verifiers(load, verifiers)
 
-def _tokens(bush: Bush, judged: list[int]) -> float:
-    return 1.0 + sum(bush.value[node] for node in judged)
-
-
-def _about(count: int) -> int:
-    """To the nearest of two binary digits, so that states are few."""
-    if count < 4:
-        return count
-    shift = count.bit_length() - 2
-    return (count + (1 << shift) // 2) >> shift << shift
-
-
-def _filled(after: list[tuple[float, Hashable]], miss: Hashable) -> list[tuple[float, Hashable]]:
-    """With the outcomes that nobody foresaw."""
-    return [*after, (max(0.0, 1.0 - sum(p for p, _ in after)), miss)]
-
-
-def _average(play: Callable[[State], Round], start: State, rounds: int = 60) -> Valuing:
-    """Tokens per second in the long run, of a chain that often comes back to its start."""
-    known: dict[Hashable, Round] = {}
-    now: dict[Hashable, float] = {start: 1.0}
-    tokens = seconds = 0.0
-    for i in range(rounds):
-        then: dict[Hashable, float] = defaultdict(float)
-        for state, share in now.items():
-            if share < RARE:
-                then[start] += share
-                continue
-            if state not in known:
-                known[state] = play(state)  # type: ignore[arg-type]
+    def run(self) -> Valuing:
+        events = 0
+        while self._canopy.root < TOKENS:
+            self._grow()
+            self._submit()
+            self._grow()
+            self._next()
+            events += 1
+            if events % EVENTS == 0:
                 yield
-            if i >= rounds // 3:
-                tokens += share * known[state].tokens
-                seconds += share * known[state].seconds
-            for p, after in known[state].after:
-                then[after] += share * p
-        now = then
-    return tokens / seconds
+        return self._canopy.root / self._now_s
+
+    def _next(self) -> None:
+        """Whatever is answered first."""
+        calls, futures, canopy = self._drafter.calls, self._verifiers.futures, self._canopy
+        self._now_s = min([*(call.answer_s for call in calls), *(future.answer_s for future in futures)])
+        call = next((call for call in calls if call.answer_s == self._now_s), None)
+        if call is not None:
+            calls.remove(call)
+            if call.run == canopy.run:
+                for steps, width in call.growths:
+                    canopy.grow(steps, width)
+            return
+        future = next(future for future in futures if future.answer_s == self._now_s)
+        self._verifiers.answered(future)
+        if future.run == canopy.run and future.known >= canopy.root:
+            canopy.move(future.known + 1)
+            self._drafter.is_asked = False
+
+    def _grow(self) -> None:
+        canopy, drafter, sizes = self._canopy, self._drafter, self._sizes
+        if (drafter.is_awaited and drafter.is_asked) or canopy.is_full:
+            return
+        if canopy.is_judged:
+            drafter.ask(self._now_s, canopy, sizes.lookahead, sizes.width)
+        elif not self._is_ripe():
+            drafter.ask(self._now_s, canopy, sizes.steps - canopy.height, sizes.topk)
+
+    def _submit(self) -> None:
+        canopy, free, sizes = self._canopy, self._verifiers.free(), self._sizes
+        if not canopy.is_judged:
+            if not free or not self._is_ripe():
+                return
+            self._verifiers.send(self._now_s, canopy, free.pop(0), canopy.judge_best(sizes.nodes))
+        is_stuck = canopy.is_full and not self._drafter.is_awaited
+        for verifier in free:
+            sent = canopy.judge_next(max(sizes.nodes, sizes.early), 1 if is_stuck else sizes.early)
+            if sent is None:
+                break
+            self._verifiers.send(self._now_s, canopy, verifier, sent)
+
+    def _is_ripe(self) -> bool:
+        if self._canopy.height >= self._sizes.steps:
+            return True
+        return self._drafter.is_asked and self._canopy.nodes > 0 and not self._drafter.is_awaited
+
+
+def _first(growths: list[tuple[int, int]], steps: int) -> list[tuple[int, int]]:
+    """The first so many steps of them."""
+    out = []
+    for count, width in growths:
+        taken = min(count, steps)
+        steps -= taken
+        if taken:
+            out.append((taken, width))
+    return out

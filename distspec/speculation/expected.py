@@ -1,4 +1,4 @@
-"""The trees that drafters would grow, in expectation: nodes by how likely their path is, without tokens.
+"""The tree that a drafter would grow from nothing, in expectation: nodes by how likely their path is, without tokens.
 
 Knows odds by depth and rank. Does not know policies, seconds or any real tree.
 """
@@ -6,7 +6,6 @@ Knows odds by depth and rank. Does not know policies, seconds or any real tree.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 Odds = tuple[tuple[float, ...], ...]
@@ -52,17 +51,15 @@ class Bush:
     value[i]: probability of the path. parent[i], rank[i], depth[i]: as of a tree; parents come before children.
     children[i]: empty until the node is expanded.
 
-    Begins with so many expansions, of the likeliest nodes above `levels`. So much is remembered of what a drafter keeps
-    when the text follows its tree; it is all there is to know where the tree grew a node at a time.
+    Begins with so many expansions, of the likeliest nodes above `levels`.
     """
 
-    __slots__ = ("_fan", "_odds", "_open", "children", "depth", "height", "parent", "rank", "value")
+    __slots__ = ("_fan", "_odds", "_open", "children", "depth", "parent", "rank", "value")
 
     def __init__(self, odds: Odds, fan: int, expanded: int = 0, levels: int = DEEPEST) -> None:
         self._odds, self._fan = odds, fan
         self.value, self.parent, self.rank, self.depth = [1.0], [-1], [0], [0]
         self.children: list[list[int]] = [[]]
-        self.height = 0
         self._open = [(-1.0, 0)]
         too_deep = []
         while expanded and self._open:
@@ -86,39 +83,14 @@ class Bush:
             for _, node in [heapq.heappop(self._open) for _ in range(min(width, room, len(self._open)))]:
                 self._expand(node)
 
-    def best(self, most: int, ranks: int, without: frozenset[int] = frozenset()) -> list[int]:
-        """The likeliest nodes that are not among `without`, on paths of the first `ranks` guesses only."""
+    def best(self, most: int, ranks: int) -> list[int]:
+        """The likeliest nodes on paths of the first `ranks` guesses only."""
         within = {0}
         for node in range(1, len(self.value)):
             if self.rank[node] < ranks and self.parent[node] in within:
                 within.add(node)
         value = self.value
-        return sorted((n for n in within if n and n not in without), key=lambda n: (-value[n], n))[:most]
-
-    def below(self) -> tuple[list[int], list[int]]:
-        """([i]: expanded nodes that are i or below it, [i]: levels below i)."""
-        expanded, levels = [int(bool(children)) for children in self.children], [0] * len(self.value)
-        for node in range(len(self.value) - 1, 0, -1):
-            parent = self.parent[node]
-            expanded[parent] += expanded[node]
-            levels[parent] = max(levels[parent], levels[node] + 1)
-        return expanded, levels
-
-    def counts(self, nodes: Iterable[int]) -> list[int]:
-        """[i]: how many of these are i or below it."""
-        count = [0] * len(self.value)
-        for node in nodes:
-            count[node] = 1
-        for node in range(len(count) - 1, 0, -1):
-            count[self.parent[node]] += count[node]
-        return count
-
-    def ends(self, judged: Collection[int]) -> list[tuple[float, int]]:
-        """(how likely, node) of those in which a walk through judged nodes can end; what lacks to 1 ends nowhere."""
-        inside = set(judged)
-        return [
-            (self.value[child], child) for node in (0, *judged) for child in self.children[node] if child not in inside
-        ]
+        return sorted((n for n in within if n), key=lambda n: (-value[n], n))[:most]
 
     def _expand(self, node: int) -> None:
         depth = self.depth[node] + 1
@@ -131,4 +103,3 @@ class Bush:
             self.children.append([])
             self.children[node].append(child)
             heapq.heappush(self._open, (-self.value[child], child))
-            self.height = max(self.height, depth)

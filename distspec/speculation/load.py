@@ -12,7 +12,7 @@ from distspec.curve import Curve
 
 LATE = 0.25
 """How often a step among several requests begins without one that is late: it waits for them if that is worth it (see
-`muster`). From the timed simulator, where between 0.1 (`pearl`) and 0.4 (`ssd`) of it fits best."""
+`muster`). Of `pearl`, whose requests come back one by one; from the timed simulator, where 0.1 to 0.4 fit alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,12 @@ class Load:
         """A step of the drafter in which each request has so many rows."""
         return self.drafter(rows * max(1.0, self.batch / self.drafters))
 
-    def crowd(self, futures: float = 1.0) -> float:
-        """How likely others that share a verifier have begun a step by the time that somebody is late for it."""
-        return LATE * min(1.0, self.sharing(futures) - 1.0)
-
-    def late_s(self, wait_s: float, step_s: float, futures: float = 1.0) -> float:
+    def late_s(self, wait_s: float, step_s: float) -> float:
         """How much later a verdict is for work that comes `wait_s` after its verifier became free.
 
         A verifier of its own waits for it; one that others share may have begun a step by then, which ends first.
         """
-        others = self.crowd(futures)
+        others = LATE * min(1.0, self.sharing() - 1.0)
         if wait_s <= 0 or not others:
             return wait_s
         return wait_s + others * (math.ceil(wait_s / step_s) * step_s - wait_s)
