@@ -4,8 +4,7 @@ Knows values, trials and how much came of them. Does not know workers, requests,
 
 The cost model says what every policy should yield at its best sizes. What the fleet really yields under an advice
 corrects the model, for these sizes and similar ones (`Promises`). How many guesses happened to be right meanwhile is
-luck, so it is compared with what the model promises for just so many; what is left is the model's error, and a few
-hundred tokens tell it within some percent.
+luck, which is taken out; what is left is the model's error, and a few hundred tokens tell it within some percent.
 
 The most hopeful is tried, be it of the sizes that are worth comparing anywhere or next to the best until now. A trial
 that shows that it is bad ends early, and what all of them have cost is bounded by a share of the time.
@@ -22,8 +21,8 @@ from typing import NamedTuple
 
 from distspec.coordinator.promises import Advice, Promises
 from distspec.speculation.branches import Valuing
-from distspec.speculation.cost import value
-from distspec.speculation.expected import Odds
+from distspec.speculation.cost import PIECEWISE, rate, value
+from distspec.speculation.expected import Odds, best_tree
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
 
@@ -64,6 +63,9 @@ LUCK = 0.1
 FEW_STEPS = 8
 """Steps of a measurement before which it is not ended."""
 
+BUSH = 64
+"""Nodes of a tree that commits about as much more for better guesses as policies that branch."""
+
 MOST_NODES = 64
 """Of a submission that is tried beside the best."""
 
@@ -85,6 +87,11 @@ class Facts:
         moved = any(abs(a - b) > MOVED * b for a, b in zip(*curves, strict=True))
         moved |= abs(self.load.hop_s - before.load.hop_s) > MOVED * self.load.target(1)
         return moved or any(abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
+
+    def differ(self, before: Facts, advice: Advice) -> bool:
+        """Whether steps that are as wide as those of this advice cost something else."""
+        rows = (advice.sizes.nodes + 1) * self.load.sharing()
+        return abs(self.load.target(rows) - before.load.target(rows)) > MOVED * before.load.target(rows)
 
 
 class Seen(NamedTuple):
@@ -166,10 +173,15 @@ class Advisor:
 
     def learn(self, result: Result, facts: Facts) -> None:
         """So much came of an advice while these were the facts. What was better before is advised meanwhile."""
-        if result.tokens_s < self._rates.get(self._best, 0.0):
+        advice, tokens_s = result.advice, result.tokens_s
+        self._trials += EARNED if advice == self._best else -1.0
+        if tokens_s < self._rates.get(self._best, 0.0):
             self.advice = self._best
-        self._rates[result.advice] = (result.tokens_s + self._rates.get(result.advice, result.tokens_s)) / 2
-        self._work, self.is_done = self._compare(result, facts), False
+        self._rates[advice] = (tokens_s + self._rates.get(advice, tokens_s)) / 2
+        luck = _luck(advice, facts, self.facts)
+        noise = min(LUCK, math.hypot(NOISE * math.sqrt(WINDOW / result.tokens), EDGES))
+        now = replace(facts, odds=self.facts.odds)
+        self._work, self.is_done = self._compare(advice, tokens_s / luck, noise, now), False
 
     def _is_over(self, began: Seen, now: Seen) -> bool:
         """All that was wanted is seen; or so little that, even with bad luck, it is worse than the best."""
@@ -194,23 +206,25 @@ class Advisor:
             policy = advice.policy
             yield
 
-    def _compare(self, result: Result, facts: Facts) -> Iterator[None]:
-        """What promises are is known better now too, as steps may have been wider than any before: whatever comes out
-        best is valued anew before it is advised; by the same odds as all others, or luck would choose."""
-        promised = yield from facts.value(result.advice)
-        noise = math.hypot(NOISE * math.sqrt(WINDOW / result.tokens), EDGES)
-        self._promises.learn(result.advice, result.tokens_s / promised, min(noise, LUCK))
-        now, known, advice = replace(facts, odds=self.facts.odds), set[Advice](), result.advice
+    def _compare(self, advice: Advice, tokens_s: float, noise: float, now: Facts) -> Iterator[None]:
+        """What steps cost is known better now too, as they may have been wider than any before: whatever comes out best
+        is valued anew before it is advised, if that matters; by the same odds as all others, or luck would choose."""
+        yield from self._renew(advice, now)
+        self._promises.learn(advice, tokens_s / self._values[advice], noise)
+        known = set[Advice]()
         while advice not in known:
-            yield
-            self._values[advice] = yield from now.value(advice)
+            yield from self._renew(advice, now)
             known.add(advice)
             advice = self._choose()
-        self._trials += EARNED if result.advice == self._best else -1.0
         for near in _beside(self._best, self._plain.sizes):
             if near not in self._values:
                 yield
                 self._values[near] = yield from now.value(near)
+
+    def _renew(self, advice: Advice, now: Facts) -> Iterator[None]:
+        yield
+        if now.differ(self.facts, advice):
+            self._values[advice] = yield from now.value(advice)
 
     def _choose(self) -> Advice:
         """What may be better than the best that was tried, while that may fail; else that."""
@@ -228,6 +242,16 @@ class Advisor:
         if advice in self._promises or self._values[advice] > CLEARLY * self._values[self._plain]:
             return bold
         return 1.0 if advice == self._plain else 1 / bold
+
+
+def _luck(advice: Advice, then: Facts, always: Facts) -> float:
+    """How much more came of an advice by the odds of then. Where it branches, by tokens that a bush commits: there the
+    model's values jump by some percent where odds move a little."""
+    if advice.policy not in PIECEWISE:
+        lucky, usual = (rate(advice.policy, advice.sizes, then.load, odds) for odds in (then.odds, always.odds))
+        return lucky / usual
+    lucky, usual = (1.0 + sum(best_tree(one.odds, BUSH, BUSH, advice.sizes.fan)) for one in (then, always))
+    return lucky / usual
 
 
 def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:
