@@ -228,8 +228,8 @@ class Rounds:
     def _launch(self, cell: Cell) -> Flight:
         return self._finished(self._begin(cell))
 
-    def _finished(self, round: Begun | Flight) -> Flight:
-        return self._rolling.finish(round, round.slots) if isinstance(round, Begun) else round
+    def _finished(self, one: Begun | Flight) -> Flight:
+        return self._rolling.finish(one, one.slots) if isinstance(one, Begun) else one
 
     def _begin(self, cell: Cell) -> Begun | Flight:
         """As much of a round as needs nothing of those before."""
