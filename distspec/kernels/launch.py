@@ -3,9 +3,11 @@
 Knows the device and Triton's launch options. Does not know kernels. This is programmatic dependent launch (CUDA C++
 Programming Guide; in PTX, griddepcontrol), which CUDA graphs keep. A kernel that is launched with `early()` calls
 `in_turn` in every program, before it writes anything and before it reads what the kernel before it may have written.
-`in_turn` waits until that one is complete, and only then lets the next one start. So of three kernels in a row the
-first is complete when the third starts: ahead of `in_turn`, a kernel may read weights and whatever else the kernel
-right before it does not write. Kernels that are launched otherwise start when all before them are complete.
+`in_turn` waits until that one is complete. The next one starts when the last program of this one has ended, not sooner:
+told to start once this one had its turn, its programs took up multiprocessors that this one's still wanted, and whole
+forwards were slower than without any of this (docs/log.md). So of three kernels in a row the first is complete when the
+third starts: ahead of `in_turn`, a kernel may read weights and whatever else the kernel right before it does not write.
+Kernels that are launched otherwise start when all before them are complete.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ def in_turn(EARLY: tl.constexpr):
     """From here on everything that earlier kernels wrote is there, and may be overwritten."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 def early() -> dict[str, bool]:

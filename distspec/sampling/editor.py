@@ -189,9 +189,7 @@ class Editor:
     def _mask(self, asked: Sequence[Asked]) -> Mask:
         """Of what is allowed, bans take away what they can without leaving nothing; a constraint is not bent."""
         rows, _ = _rows(asked)
-        # Pinned from the start: masks of many rows are megabytes, to be copied once.
-        bits = torch.empty(len(rows), len(self._all), dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        bits.copy_(self._all)
+        bits = self._all.repeat(len(rows), 1)  # not pinned yet: a grammar writes it word by word
         start = 0
         for ask in asked:
             slot, some = self._slots[ask.slot], bits[start : start + len(ask.paths)]
