@@ -72,7 +72,8 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
             (*_BUSHES, {**_WIDEST, "lookahead": 5}),  # wide steps take longer: 6 would end just after the verdict
             _each("lookahead", 2, 4, 5, 7, 8),
             _each("steps", 1, 2, 3, 5),
-            _ROUNDS[2:],
+            _ROUNDS,
+            _each("early", 4, 8),
         ),
     ),
     "auto": ({}, ()),

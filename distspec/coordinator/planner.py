@@ -157,11 +157,9 @@ class Planner:
         return Advice(next((policy for policy in ("ssd", "sd") if policy in policies), "ar"), sizes)
 
     def _candidates(self, policies: Sequence[str], load: Load) -> Iterator[tuple[str, Sizes]]:
-        """`bvsp` is for verifiers that would wait otherwise; where many share them it loses, and is valued longest. The
-        more others there are, the fewer nodes are enough for each."""
+        """`bvsp` is for verifiers that would wait otherwise; where many share them it loses."""
         is_crowded = load.batch > CROWD * load.verifiers
-        most = replace(self._most, early=-(-self._most.early // max(1, load.verifiers // 2)))
-        return candidates([policy for policy in policies if policy != "bvsp" or not is_crowded], most)
+        return candidates([policy for policy in policies if policy != "bvsp" or not is_crowded], self._most)
 
     def _facts(self, guesses: Acceptance, running: int, verifiers: int, drafters: int) -> Facts:
         drafter = self._drafter.curve() if drafters else Curve([(1, NO_TIME_S)])

@@ -116,7 +116,7 @@ PIECEWISE: dict[str, Callable[[Load, Odds, Sizes], Valuing]] = {"ssd": branching
 def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[str, Sizes, float]:
     """The policy and sizes with the most expected tokens per second, and how many.
 
-    most: no size goes beyond; its live, fan, width and early are taken as they are. Plain decoding is always among the
+    most: no size goes beyond; its live, fan and width are taken as they are. Plain decoding is always among the
     choices, and wins ties.
     """
     choice, sizes, top = "ar", most, rate("ar", most, load, odds)
@@ -135,9 +135,7 @@ def candidates(policies: Iterable[str], most: Sizes) -> Iterator[tuple[str, Size
 def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
     """Sizes worth comparing: a grid that is fine where little things matter.
 
-    Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already; `bvsp` a
-    whole bush, where rows cost little. Its second verifier does best where it begins halfway through the forward of the
-    first: 2 drafter steps later where a forward takes few of them, else 6.
+    Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already.
     """
     steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
     if policy == "pearl":
@@ -152,13 +150,29 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
                 for nodes in _nodes(k, topk, most.nodes):
                     yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
     elif policy in ("ssd", "bvsp"):
-        for k in (k for k in ((2, 4, 6) if policy == "ssd" else (1, 2, 4)) if k <= most.steps):
-            pair = ((4 * k, 2), (4 * k, 4), (64, 2), (64, 6))
-            for nodes, ahead in ((2 * k, 2), (4 * k, 2)) if policy == "ssd" else pair:
-                sizes = replace(most, nodes=min(nodes, most.nodes), lookahead=min(ahead, most.lookahead))
-                yield replace(sizes, steps=k, topk=1)
-            if most.topk > 1:
-                yield replace(most, steps=k, nodes=min(64, most.nodes), lookahead=min(2, most.lookahead))
+        yield from dict.fromkeys(_branched(SSD if policy == "ssd" else BVSP, most))
+
+
+SSD = tuple((k, n * k, 2, 16) for k in (2, 4, 6) for n in (2, 4))
+"""Steps, nodes, lookahead and early that `ssd` is compared with."""
+
+BVSP = (
+    *((k, nodes, 2, early) for k, nodes in ((1, 8), (2, 8), (1, 16), (2, 16), (4, 16)) for early in (4, nodes)),
+    *((1, 4, 2, early) for early in (8, 16)),
+    *((k, 64, ahead, 16) for k in (2, 4) for ahead in (2, 4, 6)),
+)
+"""The same of `bvsp`: where rows are dear, few nodes in each of many futures; else a whole bush, and a second verifier
+that begins halfway through the forward of the first, 2 to 6 drafter steps later."""
+
+
+def _branched(grid: Iterable[tuple[int, int, int, int]], most: Sizes) -> Iterator[Sizes]:
+    for steps, nodes, ahead, early in grid:
+        sizes = replace(most, steps=min(steps, most.steps), nodes=min(nodes, most.nodes))
+        yield replace(sizes, topk=1, lookahead=min(ahead, most.lookahead), early=min(early, most.early))
+    if most.topk > 1:
+        for steps in (2, 4):
+            sizes = replace(most, steps=min(steps, most.steps), nodes=min(64, most.nodes))
+            yield replace(sizes, lookahead=min(2, most.lookahead))
 
 
 def _nodes(steps: int, topk: int, most: int) -> list[int]:
