@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
+from distspec import heap
 from distspec.config import Config, check_served, load
 from distspec.errors import FleetError, InvalidValue, UnknownKey
 from distspec.serving.connect import check_models, connection, launch
@@ -32,6 +33,7 @@ class Ingress:
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         self._stack = AsyncExitStack()
         self._connection = await self._stack.enter_async_context(connection(config))
+        heap.settle()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._connection.service, self._connection)

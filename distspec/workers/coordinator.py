@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from distspec import heap
 from distspec.config import Config
 from distspec.coordinator.context import Settings
 from distspec.coordinator.journal import Journal
@@ -150,6 +151,7 @@ class Coordinator:
         self._lease.renew()
         mirroring = asyncio.create_task(self._mirror(Mirror(config.name)))
         self._endings.callback(mirroring.cancel)
+        heap.settle()
         log.info("fleet %s runs, term %d", config.name, term)
 
     async def _mirror(self, mirror: Mirror) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 import ray
 
+from distspec import heap
 from distspec.config import Config
 from distspec.errors import FleetError, LinkLost
 from distspec.protocol.channel import Link
@@ -108,7 +109,12 @@ class Worker:
         from distspec.workers.assembly import build  # torch and all that: not for the coordinator, who makes us
 
         built = build(config, worker, threads, self._later)
-        self._compute = Compute(built.work, self._reply, self._broke, built.begin)
+
+        def begin() -> None:
+            built.begin()
+            heap.settle()
+
+        self._compute = Compute(built.work, self._reply, self._broke, begin)
         self._compute.start()
         self._place, self._hello = built.place, built.hello
 
