@@ -67,6 +67,8 @@ class Destination(Lane):
         return True
 
     def _note(self, entry: Entry) -> None:
+        if entry.number not in self._life.tickets:
+            return  # it ended just before it was closed
         if not entry.open:
             self._forget(entry)
         elif entry.number in self._over:
@@ -89,7 +91,8 @@ class Destination(Lane):
         self._turn += 1
         if not offer.pieces:
             board.delete(f"{key}/")
-            self._given_up(offer.ticket)
+            if offer.link:
+                self._given_up(offer.ticket)
             return
         entry = self._awaited(offer.ticket)
         if entry is None or not entry.open:
@@ -187,11 +190,11 @@ class Destination(Lane):
 
     def _landed(self, entry: Entry, count: int) -> None:
         entry.at += count
-        if not entry.open:
-            self._forget(entry)
-        elif entry.at == len(entry.ticket.pieces):
+        if entry.at == len(entry.ticket.pieces):  # closed or not, the peer says no more of it
             del self._tickets[entry.number]
             self._end(entry, None)
+        elif not entry.open:
+            self._forget(entry)
 
 
 def _land(entry: Entry, positions: range, buffer: Tensor, received: Pending) -> None:

@@ -35,8 +35,8 @@ Link = Group | Window
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The next pieces of a ticket; none: no more of it comes. link: the number of the present link, or the next one.
-    shown: where the content is, once there is a window."""
+    """The next pieces of a ticket; none: no more of it comes. link: the number of the present link, or the next one;
+    0: nothing, an offer that nobody came for. shown: where the content is, once there is a window."""
 
     ticket: int
     pieces: int

@@ -119,7 +119,8 @@ class Source(Lane):
         try:
             answer = board.get(f"{key}/go", self._ways.timeout_s)
         except Missing:
-            board.set(f"{key}/offer", msgspec.msgpack.encode(Offer(ticket, 0, 0)))  # for a peer that comes after all
+            # Who comes after all finds nothing in it, and behind it that the ticket was given up.
+            board.set(f"{key}/offer", msgspec.msgpack.encode(Offer(ticket, 0, 0)))
             raise TransferFailed(f"{self._peer.worker} did not come within {self._ways.timeout_s:g} s") from None
         board.delete(f"{key}/")
         return answer

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from distspec.transfer.base import End, Incoming, Lies, Outgoing
 from distspec.transfer.collective import Collective
+from distspec.transfer.destination import Destination
 from distspec.transfer.group import Gloo
 from distspec.transfer.lane import Lane
 from distspec.transfer.meeting import Place
@@ -191,6 +192,7 @@ def test_nothing_is_written_once_close_has_returned(fleet: Fleet) -> None:
     move(a, b, 2)  # goes through the same lane, so the closed ticket is over when it arrives
     assert calls == before
     assert copy.received.empty()
+    assert not _waits(b)
 
 
 def test_a_failed_link_is_made_anew(fleet: Fleet) -> None:
@@ -257,6 +259,11 @@ def _lanes() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if isinstance(thread, Lane)}
 
 
+def _waits(worker: Collective) -> bool:
+    """Whether its lanes still expect to hear something of tickets."""
+    return any(lane._waits for lane in worker._life.lanes.values() if isinstance(lane, Destination))
+
+
 def _keys(worker: Collective) -> set[str]:
     """What lies on its board."""
     return set(worker._ways.board._values)
@@ -295,6 +302,7 @@ def test_a_destination_that_does_not_come_fails_the_ticket_after_the_timeout(fle
     b.receive(copy.incoming("a"))
     assert copy.received.get(timeout=30) is not None
     move(a, b, 2)
+    assert not _waits(b)
 
 
 def test_positions_cross_as_they_are_computed_and_tickets_overtake_each_other(fleet: Fleet) -> None:
