@@ -19,7 +19,7 @@ from distspec.kernels.pages import BITS
 
 _ROWS = 4
 _PROGRAMS = 512
-"""A link between GPUs is filled by a megabyte under way; what computes meanwhile wants the multiprocessors too."""
+"""A link between GPUs is filled by some megabytes under way; what computes meanwhile wants the multiprocessors too."""
 Spots = tuple[Sequence[int], int, int]
 """Where positions that follow each other lie: pages in their order, the first one's place in the first page, and how
 many places a page has."""
@@ -42,25 +42,26 @@ def _place(pages, row, offset, size, inside):
 def _kernel(data, features, their_data, their_features, pages, held, count, places, their_places, planes, width,
             feature_width, offset, size, their_offset, their_size,
             ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """A program takes a few positions of one plane at a time; the plane behind all others is that of the features.
-    pages: `held` of this pool, then the other's."""
-    runs = tl.cdiv(count, ROWS)
-    for turn in range(tl.program_id(0), runs * (planes + (feature_width > 0)), tl.num_programs(0)):
-        row, plane = turn % runs * ROWS + tl.arange(0, ROWS), (turn // runs).to(tl.int64)
+    """A program takes a few positions at a time, of every plane, or where there are more programs than that, of some;
+    the plane behind all others is that of the features. pages: `held` of this pool, then the other's."""
+    for run in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
+        row = run * ROWS + tl.arange(0, ROWS)
         inside = row < count
         to = _place(pages, row, offset, size, inside)
         source = _place(pages + held, row, their_offset, their_size, inside)
-        if plane < planes:
-            mine, theirs = data + plane * places * width, _pointer(their_data, data) + plane * their_places * width
-            values = width
-        else:
-            mine, theirs = features, _pointer(their_features, data)
-            values = feature_width
-        for start in range(0, values, BLOCK):
-            lane = start + tl.arange(0, BLOCK)[None, :]
-            mask = inside[:, None] & (lane < values)
-            kept = tl.load(theirs + source[:, None] * values + lane, mask=mask)
-            tl.store(mine + to[:, None] * values + lane, kept, mask=mask)
+        for index in range(tl.program_id(1), planes + (feature_width > 0), tl.num_programs(1)):
+            plane = tl.cast(index, tl.int64)
+            if plane < planes:
+                mine, theirs = data + plane * places * width, _pointer(their_data, data) + plane * their_places * width
+                values = width
+            else:
+                mine, theirs = features, _pointer(their_features, data)
+                values = feature_width
+            for start in range(0, values, BLOCK):
+                lane = start + tl.arange(0, BLOCK)[None, :]
+                mask = inside[:, None] & (lane < values)
+                kept = tl.load(theirs + source[:, None] * values + lane, mask=mask)
+                tl.store(mine + to[:, None] * values + lane, kept, mask=mask)
 
 
 def pull_pages(
@@ -77,8 +78,8 @@ def pull_pages(
         return
     bits = BITS[data.dtype.itemsize]
     pages = torch.frombuffer(array("q", [*spots[0], *theirs[0]]), dtype=torch.int64).to(data.device, non_blocking=True)
-    runs = triton.cdiv(count, _ROWS) * (planes + bool(features.shape[1]))
-    _kernel[(min(runs, _PROGRAMS),)](
+    runs = min(triton.cdiv(count, _ROWS), _PROGRAMS)
+    _kernel[(runs, min(planes + bool(features.shape[1]), _PROGRAMS // runs))](
         data.view(bits),
         features.view(bits),
         addresses[0],
