@@ -17,7 +17,7 @@ from distspec.protocol.values import ROOT, Node, SamplingParams
 TRUNCATING = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 """Draws that take the most memory."""
 
-_DEMANDING = msgspec.structs.replace(
+DEMANDING = msgspec.structs.replace(
     TRUNCATING,
     repetition_penalty=1.1,
     presence_penalty=0.1,
@@ -26,6 +26,7 @@ _DEMANDING = msgspec.structs.replace(
     logprobs=20,
     prompt_logprobs=20,
 )
+"""All else of a request that takes memory beside its KV."""
 
 
 def rehearse(engine: Engine, options: config.Engine) -> None:
@@ -41,7 +42,7 @@ def rehearse(engine: Engine, options: config.Engine) -> None:
 
 def _chunk(engine: Engine, rows: int) -> None:
     tokens = (0,) * min(rows, engine.max_model_len)
-    slot = engine.open((), _DEMANDING, use_cache=False)
+    slot = engine.open((), DEMANDING, use_cache=False)
     engine.reserve(slot, len(tokens))
     engine.step([Segment(slot, tokens, given=tokens[1:])])
     engine.gather(slot, 0, len(tokens))
@@ -54,7 +55,7 @@ def _nodes(engine: Engine, count: int, each: int) -> None:
     vocab = engine.model.config.vocab_size
     law = torch.full((vocab,), 1 / vocab, device=engine.device)
     laws = () if engine.is_coupled else (law,) * each
-    slots = [engine.open((), _DEMANDING, use_cache=False) for _ in range(count)]
+    slots = [engine.open((), DEMANDING, use_cache=False) for _ in range(count)]
     for slot in slots:
         engine.reserve(slot, 1 + each)
     engine.step([Segment(slot, (0,), nodes, laws=laws) for slot in slots])

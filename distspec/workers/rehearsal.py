@@ -6,16 +6,18 @@ is measured.
 
 from __future__ import annotations
 
+from itertools import product
+
 import msgspec
 import torch
 
 from distspec.config import Config
 from distspec.drafters import Drafter, DraftRow
 from distspec.engine import Engine
-from distspec.engine.rehearsal import TRUNCATING
+from distspec.engine.rehearsal import DEMANDING, TRUNCATING
 from distspec.engine.sizing import SHORT
 from distspec.protocol.messages import Drop, Lease
-from distspec.protocol.values import Shape
+from distspec.protocol.values import SamplingParams, Shape
 from distspec.rounds.desk import Desk
 
 _PROMPT = 4
@@ -32,26 +34,30 @@ def chains(config: Config) -> tuple[int, ...]:
 
 
 def rehearse_desk(desk: Desk, engine: Engine, config: Config, drafts: bool) -> None:
-    """Leases in all slots, for rounds of a few tokens: plain ones, and where there are drafts, of the largest trees."""
+    """Leases in all slots, for rounds of a few tokens: plain ones, and where there are drafts, of the largest trees;
+    each kind once by what the device knows, and once with all that the host has a part in."""
     shapes: list[Shape | None] = [None]
     if drafts:
         shapes += [_shape(config, steps, config.speculation.topk) for steps in chains(config) or (_STEPS,)]
+    for shape, params in product(shapes, (TRUNCATING, DEMANDING)):
+        nodes = min(shape.nodes, config.engine.max_scratch_nodes - 1) if shape is not None else 0
+        _lease_all(desk, engine, params, shape, nodes)
+
+
+def _lease_all(desk: Desk, engine: Engine, params: SamplingParams, shape: Shape | None, nodes: int) -> None:
+    """Leases in all slots, from their beginning to their end."""
     length = min(SHORT, engine.max_model_len)
-    params = msgspec.structs.replace(TRUNCATING, max_tokens=length - _PROMPT, prompt_tokens=_PROMPT)
-    for shape in shapes:
-        for request in range(engine.slots):
-            nodes = min(shape.nodes, config.engine.max_scratch_nodes - 1) if shape is not None else 0
-            # Its own prompt each: what is shared takes less.
-            tokens = tuple((request + i) % engine.model.config.vocab_size for i in range(_PROMPT))
-            desk.receive(
-                Lease(request=request, epoch=0, start=0, tokens=tokens, shape=shape, nodes=nodes, params=params)
-            )
-        while desk.ready():
-            desk.step()
-        for request in range(engine.slots):
-            desk.receive(Drop(request=request, epoch=0))
-        while desk.ready():
-            desk.step()
+    params = msgspec.structs.replace(params, max_tokens=length - _PROMPT, prompt_tokens=_PROMPT)
+    for request in range(engine.slots):
+        # Its own prompt each: what is shared takes less.
+        tokens = tuple((request + i) % engine.model.config.vocab_size for i in range(_PROMPT))
+        desk.receive(Lease(request=request, epoch=0, start=0, tokens=tokens, shape=shape, nodes=nodes, params=params))
+    while desk.ready():
+        desk.step()
+    for request in range(engine.slots):
+        desk.receive(Drop(request=request, epoch=0))
+    while desk.ready():
+        desk.step()
 
 
 def rehearse_drafter(

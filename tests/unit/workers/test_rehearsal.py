@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from msgspec import structs
 
 from distspec import config, models
 from distspec.config import Config, load
-from distspec.engine import sizing
+from distspec.engine import Begun, Rolling, sizing
 from distspec.kv.pool import KVPool
 from distspec.models import save_pretrained
 from distspec.models.draft_checkpoint import save_draft
@@ -118,10 +118,27 @@ def test_a_decode_worker_with_its_drafter(
     check_pools(played, 2 if drafter in folders else 1)
     assert {type(reply) for reply in said} == {Progress, Freed}
     progress = [reply for reply in said if isinstance(reply, Progress)]
-    rounds = 1 if drafter == "none" else 2
+    rounds = 2 if drafter == "none" else 4  # whole ones, and those in which the host has a part
     assert sum(len(reply.tokens) for reply in progress) == rounds * SLOTS * (sizing.SHORT - 4)
     assert worker.hello.capacity == PAGES * worker.hello.page_size
     assert worker.hello.max_model_len == 150
+
+
+@pytest.mark.parametrize(("drafter", "drafts"), [("none", {0}), ("standalone", {0, 3})])
+def test_rounds_in_which_the_host_has_a_part_are_rehearsed_in_all_slots(
+    folders: dict[str, Path], played: list[KVPool], drafter: str, drafts: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They keep logits beside each other that whole rounds and ordinary steps do not."""
+    begun: list[tuple[int, int]] = []
+    begin = Rolling.begin
+
+    def watched(self: Rolling, slots: Sequence[int], steps: int) -> Begun:
+        begun.append((len(slots), steps))
+        return begin(self, slots, steps)
+
+    monkeypatch.setattr(Rolling, "begin", watched)
+    build(configured(folders, drafter, "coupled", 1, "local"), "decode:0", 1, lambda action: None)
+    assert {(SLOTS, steps) for steps in drafts} <= set(begun)
 
 
 @pytest.mark.parametrize("longest", [150, BUDGET - 10])
