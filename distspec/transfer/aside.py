@@ -31,8 +31,10 @@ class Aside:
             yield
             return
         with torch.cuda.stream(self._stream):
-            yield
-            self._stream.synchronize()
+            try:
+                yield
+            finally:  # whoever is told of an error may give memory away
+                self._stream.synchronize()
 
     def mark(self) -> Computed:
         """Of all that the calling thread has launched so far."""

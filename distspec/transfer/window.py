@@ -60,7 +60,7 @@ class Memory(Protocol):
     device: torch.device
 
     def empty(self, size_bytes: int) -> Tensor:
-        """uint8 [size_bytes], which can be shared."""
+        """uint8 [size_bytes], which can be shared; of the present stream, where there are streams."""
 
     def share(self, tensor: Tensor) -> Region: ...
 
@@ -79,7 +79,9 @@ class Window:
 
     def __init__(self, store: Store, rank: int, make_memory: Callable[[], Memory]) -> None:
         self._word: Tensor | None = None
+        self._word_region: Region | None = None
         self._stage: Tensor | None = None
+        self._known: tuple[tuple[Tensor, ...], tuple[Region, ...]] = (), ()
         self._opened: dict[bytes, int] = {}
         try:
             (self._look if rank else self._probe)(store, make_memory)
@@ -89,16 +91,16 @@ class Window:
 
     def show(self, lies: Lies) -> Shown:
         """Until the next call, or one of `stage` or `revoke`."""
-        return self._shown(tuple(self._memory.share(tensor) for tensor in lies.memory), lies.note)
+        return self._shown(self._regions(lies.memory), lies.note)
 
     def stage(self, content: Tensor) -> Shown:
         """What lies nowhere that stays; likewise."""
-        found = content.contiguous().flatten().view(torch.uint8)
-        if self._stage is None or len(self._stage) < len(found):
-            self._stage = self._memory.empty(max(len(found), _STAGE_BYTES))
-        with self._aside():
+        with self._aside():  # memory, too: what another stream let go of, its kernels may be writing still
+            found = content.contiguous().flatten().view(torch.uint8)
+            if self._stage is None or len(self._stage) < len(found):
+                self._stage = self._memory.empty(max(len(found), _STAGE_BYTES))
             self._stage[: len(found)] = found
-        return self._shown((self._memory.share(self._stage),))
+        return self._shown(self._regions((self._stage,)))
 
     def revoke(self) -> None:
         """What is shown stands no more when this returns; from any thread."""
@@ -127,22 +129,29 @@ class Window:
             self._memory.close(self._opened.popitem()[1])
         if self._word is not None:
             self.revoke()
-        self._stage = None
+        self._stage, self._known = None, ((), ())
 
     def _open(self, handle: bytes) -> int:
         if handle not in self._opened:
             self._opened[handle] = self._memory.open(handle)
         return self._opened[handle]
 
+    def _regions(self, memory: tuple[Tensor, ...]) -> tuple[Region, ...]:
+        """Of memory to show, mostly the same as before: the driver is asked once."""
+        before, _ = self._known
+        if len(before) != len(memory) or any(one is not other for one, other in zip(before, memory, strict=True)):
+            self._known = memory, tuple(self._memory.share(tensor) for tensor in memory)
+        return self._known[1]
+
     def _take(self, memory: Memory) -> None:
         self._memory = memory
         self._aside = Aside(memory.device)
 
     def _shown(self, regions: tuple[Region, ...] = (), note: bytes | None = None) -> Shown:
-        assert self._word is not None
+        assert self._word_region is not None
         token = 1 + secrets.randbits(_TOKEN_BITS - 1)
         self._write(token)
-        return Shown(token, self._memory.share(self._word), regions, note)
+        return Shown(token, self._word_region, regions, note)
 
     def _write(self, token: int) -> None:
         assert self._word is not None
@@ -152,7 +161,9 @@ class Window:
     def _probe(self, store: Store, make_memory: Callable[[], Memory]) -> None:
         try:
             self._take(make_memory())
-            self._word = self._memory.empty(8).view(torch.int64)
+            with self._aside():
+                self._word = self._memory.empty(8).view(torch.int64)
+            self._word_region = self._memory.share(self._word)
             store.set("probe", msgspec.msgpack.encode(self._shown()))
         except NoSharedMemory:
             store.set("probe", b"")

@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -22,8 +23,10 @@ from distspec.kv.sequence import Spots
 from distspec.transfer.aside import Aside
 from distspec.transfer.base import End, Incoming, Lies, Outgoing, pieces
 from distspec.transfer.collective import Collective
+from distspec.transfer.ipc import CudaMemory
 from distspec.transfer.links import link
 from distspec.transfer.meeting import Place
+from distspec.transfer.window import Window
 
 HOST = "127.0.0.1"
 SHAPE = (4, 2, 3000, 8, 128)
@@ -32,6 +35,11 @@ FEATURES = 512
 PIECES = pieces(0, SHAPE[2], (4 * 2 * 8 * 128 + FEATURES) * 2)
 TICKETS = 3
 TIMEOUT_S = 5.0
+WAIT_S = 45.0
+"""For a process's first words, or how a ticket ended: a first link of NCCL takes seconds, one that broke TIMEOUT_S and
+what its end may take."""
+TEST_S = 120.0
+"""For a whole test, which starts up to four processes."""
 Taken = TypeVar("Taken")
 SPAWN = multiprocessing.get_context("spawn")
 GPUS = pytest.mark.parametrize(
@@ -45,6 +53,17 @@ GPUS = pytest.mark.parametrize(
     ],
 )
 """Kind of link, and the source's GPU; the destination is on the first."""
+
+
+@pytest.fixture(autouse=True)
+def _bounded(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """A test that hangs, maybe in the driver, where no Python is heard, says where, and ends its process."""
+    with capfd.disabled():
+        told = os.dup(2)
+    faulthandler.dump_traceback_later(TEST_S, exit=True, file=told)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    os.close(told)
 
 
 def content(ticket: int, device: torch.device) -> Tensor:
@@ -101,7 +120,13 @@ def transport(name: str, kind: str, device: torch.device, places: dict[str, Plac
     return made
 
 
+def _said(pipe: Any) -> Any:
+    assert pipe.poll(WAIT_S), "the source says nothing"
+    return pipe.recv()
+
+
 def _source(pipe: Any, name: str, kind: str, gpu: int, life: int, tickets: int, dies: bool) -> None:
+    faulthandler.dump_traceback_later(WAIT_S - 5.0)  # what it did, before the test gives it up
     device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
     aside = Aside(device)
@@ -123,7 +148,7 @@ def _source(pipe: Any, name: str, kind: str, gpu: int, life: int, tickets: int, 
         mine.send(Outgoing(ticket, End("b", 1), PIECES, read, ended.put, None if name == "staged" else lies))
         for stop in (SHAPE[2] // 2, SHAPE[2]):
             mine.advance(ticket, stop, aside.mark())
-    pipe.send([ended.get(timeout=120) for _ in range(tickets)])
+    pipe.send([ended.get(timeout=WAIT_S) for _ in range(tickets)])
     pipe.recv()
     mine.shutdown()
 
@@ -145,12 +170,12 @@ class Destination:
         child.start()
         there.close()  # or a child that breaks would be waited for
         try:
-            self.places[name] = here.recv()
+            self.places[name] = _said(here)
             here.send(self.transport.place)
             yield here
             if not dies:
                 here.send(None)
-            child.join(60)
+            child.join(WAIT_S)
             assert child.exitcode == (9 if dies else 0)
         finally:
             child.kill()
@@ -178,8 +203,8 @@ def test_tickets_arrive_whole(kind: str, source: int, name: str) -> None:
     b = Destination(kind)
     with b.source(name, kind, source) as a:
         ended = b.expect(name)
-        assert [ended.get(timeout=120) for _ in range(TICKETS)] == [None] * TICKETS
-        assert a.recv() == [None] * TICKETS
+        assert [ended.get(timeout=WAIT_S) for _ in range(TICKETS)] == [None] * TICKETS
+        assert _said(a) == [None] * TICKETS
         b.check(name)
     b.transport.shutdown()
 
@@ -193,17 +218,57 @@ def test_a_source_that_dies_fails_its_tickets_and_leaves_nothing_and_its_next_li
     for life in (1, 2):
         with b.source("a", kind, source, 2 * life - 1, dies=True):
             ended = b.expect("a", 2 * life - 1)
-            said = [ended.get(timeout=120) for _ in range(TICKETS)]
+            said = [ended.get(timeout=WAIT_S) for _ in range(TICKETS)]
             assert all(reason is not None for reason in said), said
         with b.source("a", kind, source, 2 * life) as again:
             ended = b.expect("a", 2 * life)
-            assert [ended.get(timeout=120) for _ in range(TICKETS)] == [None] * TICKETS
-            assert again.recv() == [None] * TICKETS
+            assert [ended.get(timeout=WAIT_S) for _ in range(TICKETS)] == [None] * TICKETS
+            assert _said(again) == [None] * TICKETS
             b.check("a")
         b.pages.clear()
         used.append(_settled(used[0] + (32 << 20) if used else 0))
     assert used[1] - used[0] < 32 << 20, f"memory in use grew: {used}"
     b.transport.shutdown()
+
+
+class Kept(CudaMemory):
+    """made: what it was asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.made: list[Tensor] = []
+
+    def empty(self, size_bytes: int) -> Tensor:
+        self.made.append(super().empty(size_bytes))
+        return self.made[-1]
+
+
+class Told:
+    """A store in which the other side has come and sees everything."""
+
+    def set(self, key: str, value: bytes) -> None:
+        pass
+
+    def get(self, key: str) -> bytes:
+        return b""
+
+
+@pytest.mark.needs("gpu")
+def test_a_stage_is_no_memory_that_others_kernels_still_write() -> None:
+    device = torch.device("cuda", 0)
+    memory = Kept(device)
+    window = Window(Told(), 0, lambda: memory)
+    staged = torch.arange(1 << 20, device=device)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    theirs = torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]
+    theirs.fill_(7)
+    del theirs  # whoever takes it next, on this stream, writes after that
+    window.stage(staged)
+    torch.cuda.synchronize()
+    assert torch.equal(memory.made[-1][: staged.nbytes].view(staged.dtype), staged)
+    window.abort()
 
 
 def _settled(most: int) -> int:

@@ -118,6 +118,34 @@ def test_an_allocation_is_opened_once_and_let_go_with_the_link(board: Served) ->
     assert not there._opened
 
 
+class Asked(HostMemory):
+    """shared: addresses of what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: list[int] = []
+
+    def share(self, tensor: Tensor) -> Region:
+        self.shared.append(tensor.data_ptr())
+        return super().share(tensor)
+
+
+def test_the_driver_is_asked_once_for_what_is_shown_again(board: Served) -> None:
+    memory = Asked()
+    source, destination = meet(board, [lambda: memory, HostMemory])
+    assert isinstance(source, Window)
+    assert isinstance(destination, Window)
+    one, other = memory.empty(10), memory.empty(20)
+    one.fill_(1)
+    other.fill_(2)
+    asked = len(memory.shared)
+    for lies, content in (((one,), [1]), ((one,), [1]), ((other,), [2]), ((one, other), [1, 2])):
+        shown = source.show(Lies(lies, b""))
+        assert [int(at(address, 1)) for address in destination.addresses(shown)] == content
+        assert destination.stands(shown)
+    assert memory.shared[asked:] == [each.data_ptr() for each in (one, other, one, other)]
+
+
 def test_what_is_shown_stands_until_it_is_revoked_or_followed_or_the_link_is_over(board: Served) -> None:
     memory = HostMemory()
     source, destination = meet(board, [lambda: memory, HostMemory])
