@@ -30,6 +30,7 @@ from distspec.protocol.messages import (
 )
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, finish_reason
 from distspec.rounds import Desk, Reply
+from tests.chain import wish
 from tests.desks import (
     GREEDY,
     SHAPE,
@@ -183,8 +184,14 @@ class Coordinator:
         prefix = self.random.choice(PREFIXES)
         text = [*prefix, *(self.random.randrange(SHAPE.vocab_size) for _ in range(self.random.randrange(8)))]
         params = SamplingParams(
-            max_tokens=self.random.randrange(1, 16), seed=self.random.randrange(3), stop_token_ids=(0,)
+            max_tokens=self.random.randrange(1, 16),
+            seed=self.random.randrange(3),
+            stop_token_ids=(0,),
+            prompt_tokens=len(text),
+            logprobs=self.random.choice([None, None, 2]),
         )
+        if self.random.random() < 0.5:
+            params = wish(self.random, params, SHAPE.vocab_size)
         stream = Stream(len(self.streams) + 1, text, params, len(text))
         self.streams[stream.number] = stream
         return stream
@@ -297,8 +304,8 @@ DRAFTERS: list[Callable[[int], Drafter | None]] = [
 
 @pytest.mark.parametrize("seed", range(100))
 def test_any_schedule_gives_plain_tokens_and_balanced_books(seed: int) -> None:
-    """Also where leased rounds roll on the device, one of them in flight or none: nobody is given pages that it needs,
-    and the drafter's pages balance too."""
+    """Also where leased rounds roll on the device, one of them in flight or none, whether the host has a part in them
+    or not: nobody is given pages that it needs, and the drafter's pages balance too."""
     random = Random(seed)
     page_size = random.choice([1, 4, 16])
     of = engine(page_size, num_pages=random.choice([48, 112, 1600]) // page_size, slots=random.choice([2, 4, 8]))
