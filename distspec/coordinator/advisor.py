@@ -42,8 +42,11 @@ BETTER = 1.02
 """How much more than the best until now may be hoped of what is tried."""
 
 TRIALS, RENEWED, EARNED = 8.0, 2.0, 0.05
-"""How many trials may turn out worse than the best, at first; how many more when the world has changed; and how many
-more for each measurement of the best."""
+"""How many trials may fail, at first; how many more when the world has changed; and how many more for each measurement
+of the best."""
+
+FAILED = 0.1
+"""How much less than the best it is that counts as failed; less counts for a part."""
 
 WINDOW, WINDOW_STEPS = 300, 24
 """Tokens of a measurement, and steps of all targets: in less, where a step begins and ends counts."""
@@ -174,7 +177,6 @@ class Advisor:
     def learn(self, result: Result, facts: Facts) -> None:
         """So much came of an advice while these were the facts. What was better before is advised meanwhile."""
         advice, tokens_s = result.advice, result.tokens_s
-        self._trials += EARNED if advice == self._best else -1.0
         if tokens_s < self._rates.get(self._best, 0.0):
             self.advice = self._best
         self._rates[advice] = (tokens_s + self._rates.get(advice, tokens_s)) / 2
@@ -211,6 +213,7 @@ class Advisor:
         is valued anew before it is advised, if that matters; by the same odds as all others, or luck would choose."""
         yield from self._renew(advice, now)
         self._promises.learn(advice, tokens_s / self._values[advice], noise)
+        self._trials += self._cost(advice)
         known = set[Advice]()
         while advice not in known:
             yield from self._renew(advice, now)
@@ -220,6 +223,14 @@ class Advisor:
             if near not in self._values:
                 yield
                 self._values[near] = yield from now.value(near)
+
+    def _cost(self, advice: Advice) -> float:
+        """What a trial takes of those that are left; or what it adds."""
+        if advice == self._best or self._best not in self._promises:
+            return EARNED
+        kept = self._promises.hopes([advice, self._best])
+        worth, best = (self._values[one] * kept[one].kept for one in (advice, self._best))
+        return -min(1.0, max(0.0, 1.0 - worth / best) / FAILED)
 
     def _renew(self, advice: Advice, now: Facts) -> Iterator[None]:
         yield

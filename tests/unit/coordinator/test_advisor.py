@@ -86,14 +86,15 @@ def test_who_keeps_the_best_promise_is_tried_by_nobody_else() -> None:
 
 @pytest.mark.parametrize("kept", [0.97, 0.8, 0.5])
 def test_trials_that_turn_out_worse_are_few(kept: float) -> None:
-    """Of very many that promise as much as the best, and yield less: some at first, and then a small share of all."""
+    """Of very many that promise as much as the best, and yield less: what they cost is a small share of all."""
     best = MANY[0]
     claims = of(dict.fromkeys(MANY, 1000.0))
     fleet = Fleet(claims, lambda advice: claims(advice) * (1.0 if advice == best else kept), MANY)
     fleet.run(100 * round(TRIALS))
-    steps = 10_000
+    steps = 4_000
     taken = fleet.run(steps)
-    assert taken[best] > (1 - 2 * EARNED) * steps, taken
+    assert (steps - taken[best]) * (1 - kept) < EARNED / 2 * steps
+    assert taken[best] > steps / 2
 
 
 def test_what_was_left_once_is_come_back_to_though_nothing_else_has_changed() -> None:
