@@ -279,15 +279,11 @@ class Engine:
         """Drafts are judged by the outcome that the noise of their position draws anyway."""
         return self._acceptance is COUPLED
 
-    def forward(self, tokens: Tensor, positions: Tensor, plan: Any, every: int = 1) -> Tensor:
-        """Logits after the last of each `every` rows, float32 [rows / every, vocab]; writes KV and features.
+    def hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """What the logits after each row are made of (Model.logits): [rows, hidden_size]; writes KV and features.
 
         tokens, positions: int64 [rows]. plan: of `plans`. Books are whoever's who planned; waits for nothing.
         """
-        return self.model.logits(self.hidden(tokens, positions, plan)[every - 1 :: every].contiguous())
-
-    def hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """As `forward`, but what the logits of each row are made of: [rows, hidden_size]."""
         attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
         taps = Taps(self.taps) if self.taps else None
         hidden = self.model.forward(tokens, positions, attend, taps)

@@ -59,7 +59,7 @@ class EngineChains:
         rows = self._spread(slots, 0, steps - 1, stepwise=True)
         for step, plan in enumerate(self._plans.steps(self._places(slots, 0), steps - 1)):
             own = rows.part(step * count, (step + 1) * count)
-            logits = self._engine.forward(drafts[-1], own.positions, plan)
+            logits = self._engine.model.logits(self._engine.hidden(drafts[-1], own.positions, plan))
             drafts.append(self._guess(logits, drafts[-1], own, kind))
         return drafts
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import EngineChains
-from distspec.engine.rolling.copies import Arrived, Copies
+from distspec.engine.rolling.copies import Copies
 from distspec.engine.rolling.flight import Begun, Drafted, Row
 from distspec.errors import BadConstraint
 from distspec.kv.sequence import Sequence
@@ -59,23 +59,17 @@ class Led:
         """
         assert begun.drafting is not None
         paths, logits = self._paths(begun, begun.drafting, going), begun.drafting.logits
-        chain, arrived = [begun.drafting.chain[:, 0]], list[Arrived]()
+        chain = [begun.drafting.chain[:, 0]]
         for step in range(begun.steps):
             if step:
+                arrived = self._copies.send(chain[-1]) if paths else None
                 logits = after(step, chain[-1])
+                if arrived is not None:
+                    _follow(paths, arrived()[0].tolist())
             if paths:
-                self._follow(paths, arrived)
                 self._drafter.edit(logits, [path.asked() for path in paths])
             chain.append(self._chains.guess(logits, chain[-1], begun.places, step, begun.kind))
-            arrived.append(self._copies.send(chain[-1]))
         return torch.stack(chain, 1)
-
-    def _follow(self, paths: Iterable[_Path], arrived: list[Arrived]) -> None:
-        """The last draft of each, if there is one."""
-        if arrived:
-            drafts = arrived[-1]()[0].tolist()
-            for path in paths:
-                path.drafts.append(drafts[path.row])
 
     def _paths(self, begun: Begun, roots: Drafted, going: Collection[int]) -> list[_Path]:
         """Of rows whose drafts are to be edited and whose texts go on."""
@@ -100,6 +94,12 @@ class Led:
         except BadConstraint:
             return False
         return is_ready and row.drafter.length >= self._drafter.params(own).prompt_tokens
+
+
+def _follow(paths: Iterable[_Path], drafts: list[int]) -> None:
+    """One draft further; drafts: of all rows of the round."""
+    for path in paths:
+        path.drafts.append(drafts[path.row])
 
 
 def cut(begun: Begun, drafted: Drafted, going: Collection[int], target: Engine) -> list[list[int]]:
