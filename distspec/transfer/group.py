@@ -30,6 +30,7 @@ _AWAKE_S = 2e-3
 _LINK_S = 30.0
 """For NCCL to link two ends that have met: a process's first time takes seconds."""
 _ABORT_S = 10.0
+_NEVER = timedelta(days=1)
 _dist: Any = dist
 
 Store = Any
@@ -146,18 +147,21 @@ class Nccl:
 
     def __init__(self, store: Store, rank: int, *, device: torch.device, timeout_s: float) -> None:
         # torch's monitor of a group ends the whole process when it thinks that one link hangs, its watchdog when one
-        # failed, and asks the store every second whether to dump its state. Ours have timeouts, and die alone.
+        # failed, and asks the store every second whether to dump its state. Ours have timeouts, and die alone. Of a
+        # timeout of its own, or an error, the watchdog tells the store, and then sleeps four times what a dump may
+        # take, a minute, in which the group cannot end.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
         options = _dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = _NEVER
         options.is_high_priority_stream = True
         self._device, self._timeout_s = device, timeout_s
         self._store = store  # the group asks it at its first use; the Python half must live that long
         self._peer = 1 - rank
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._group = _dist.ProcessGroupNCCL(store, rank, 2, options)
+        self._group: Any = _dist.ProcessGroupNCCL(store, rank, 2, options)
         self._is_linked = False
 
     def send(self, tensor: Tensor) -> Pending:
@@ -167,9 +171,16 @@ class Nccl:
         return self._launch(self._group.recv, tensor)
 
     def abort(self) -> None:
-        """Its kernels are waited for, but not for ever: a device that does not answer must not keep the lane."""
+        """Its kernels and threads are waited for, but not for ever: a device that does not answer must not keep the
+        lane."""
         with suppress(TransferFailed):
-            within(_ABORT_S, self._group.abort)
+            within(_ABORT_S, self._end)
+
+    def _end(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+        del group  # the last that there is: here its threads are joined
 
     def _launch(self, operation: Callable[[list[Tensor], int, int], Any], tensor: Tensor) -> Pending:
         begin = partial(self._begin, operation, tensor)

@@ -146,9 +146,11 @@ class Served:
 
 
 class Visited:
-    """The board of a peer, over one connection; for one thread."""
+    """The board of a peer, over one connection. For one thread, which may wait long; another's turn comes after that:
+    a process group tells its store of an error on a thread of its own."""
 
     def __init__(self, place: Place) -> None:
+        self._turn = threading.Lock()
         try:
             self._connection = _connection(socket.create_connection((place.host, place.port), _ANSWER_S))
             _authenticate(self._connection, place.secret, first=False)
@@ -171,14 +173,15 @@ class Visited:
         self._connection.close()
 
     def _ask(self, ask: _Ask, timeout_s: float = 0.0) -> bytes:
-        try:
-            self._connection.send_bytes(msgspec.msgpack.encode(ask))
-            if self._connection.poll(timeout_s + _ANSWER_S):
-                return self._connection.recv_bytes()
-        except (OSError, EOFError) as error:
-            raise TransferFailed(f"the peer is gone: {error or type(error).__name__}") from None
-        self._connection.close()  # its answer may still come, to a question of later
-        raise TransferFailed("the peer does not answer")
+        with self._turn:
+            try:
+                self._connection.send_bytes(msgspec.msgpack.encode(ask))
+                if self._connection.poll(timeout_s + _ANSWER_S):
+                    return self._connection.recv_bytes()
+            except (OSError, EOFError) as error:
+                raise TransferFailed(f"the peer is gone: {error or type(error).__name__}") from None
+            self._connection.close()  # its answer may still come, to a question of later
+            raise TransferFailed("the peer does not answer")
 
 
 def _shut(peer: socket.socket) -> None:

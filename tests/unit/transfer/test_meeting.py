@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -42,6 +43,13 @@ def test_a_get_waits_for_a_later_set(board: Served) -> None:
     assert visitor.get("late", 30) == b"x"
     with pytest.raises(Missing):
         visitor.get("never", 0.05)
+
+
+def test_threads_that_ask_over_one_connection_get_their_own_answers(board: Served) -> None:
+    visitor, keys = Visited(board.place), [str(number) for number in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda key: visitor.set(key, key.encode()), keys))
+        assert list(threads.map(lambda key: visitor.get(key, 30), keys)) == [key.encode() for key in keys]
 
 
 def test_only_holders_of_the_secret_may_connect_and_others_do_no_harm(board: Served) -> None:
