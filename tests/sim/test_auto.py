@@ -36,7 +36,7 @@ TOKENS = {1: 1500, 8: 300, 64: 80}
 
 LEARNED = {1: 2400, 8: 1000, 64: 600}
 """Tokens of a request after which `auto` has measured what it began with, and some more: a measurement takes 300 tokens
-and 40 steps of each target, after 20 that do not count."""
+and 24 steps, after 6 of each target that do not count."""
 
 
 def rate(policy: str, batch: int, acceptance: float, on: Hardware = LARGE, **sizes: int) -> float:
@@ -81,8 +81,9 @@ def test_what_workers_claim_wrongly_costs_little(batch: int, acceptance: float) 
 
 
 def test_it_follows_odds_that_change() -> None:
-    """Down and up again, each time near the best fixed policy of the new odds."""
-    batch = 8
+    """Down and up again, each time near the best fixed policy of the new odds. At batch 64 rows cost, so who stays with
+    what was best before comes to two thirds of it."""
+    batch = 64
     world, so_far = auto(batch, 0.9), LEARNED[batch]
     shares = []
     for acceptance in (0.9, 0.4, 0.9):
@@ -90,7 +91,7 @@ def test_it_follows_odds_that_change() -> None:
         found = world.measure(TOKENS[batch], so_far).tokens_s
         shares.append(found / best(batch, acceptance))
         so_far += TOKENS[batch] + 600
-    assert min(shares) > 0.93, shares
+    assert min(shares) > 0.88, shares
 
 
 def test_a_wrong_first_impression_is_left() -> None:
