@@ -75,6 +75,8 @@ def measure(
     for pair in pairs:
         dtype = HALF if device.type == "cuda" else torch.float32
         target, drafter = (load_model(name, dtype=dtype, device=device) for name in pair.split("+"))
+        if target.config.vocab_size != drafter.config.vocab_size:
+            raise ConfigError("pairs", f"{pair}, need models of one vocabulary")
         vocabulary = Vocabulary(target.config.vocab_size)
         chosen = [ask for ask in asks(vocabulary) if ask.name in names]
         if len(chosen) != len(names):

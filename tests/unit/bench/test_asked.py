@@ -23,8 +23,8 @@ VOCABULARY = Vocabulary(400)
 GRAMMARS = VOCABULARY.grammars()
 
 
-def model(seed: int = 1) -> Llama:
-    shape = dataclasses.replace(TINY, vocab_size=400)
+def model(seed: int = 1, vocab: int = 400) -> Llama:
+    shape = dataclasses.replace(TINY, vocab_size=vocab)
     return random_model(shape, seed=seed, dtype=torch.float32, device=CPU)
 
 
@@ -72,3 +72,9 @@ def test_what_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "load_model", lambda name, **_: model(len(name)))
     with pytest.raises(ConfigError, match="need some of json, chain"):
         asked.measure(["a+bc"], ["xml"], [1], 3, 2, config.Engine())
+
+
+def test_models_of_two_vocabularies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "load_model", lambda name, **_: model(vocab=400 + len(name)))
+    with pytest.raises(ConfigError, match="one vocabulary"):
+        asked.measure(["a+bc"], ["json"], [1], 3, 2, config.Engine(page_size=4))
