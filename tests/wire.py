@@ -33,6 +33,9 @@ class Port:
     def receive(self, ticket: Incoming) -> None:
         self.tickets[ticket.ticket] = ticket
 
+    def refuse(self, ticket: int, peer: End) -> None:
+        self.ended.add(ticket)
+
     def close(self, ticket: int) -> bool:
         self.ended.add(ticket)
         return self.tickets.pop(ticket, None) is not None

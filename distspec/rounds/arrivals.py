@@ -87,9 +87,7 @@ class Arrivals:
 
     def decline(self, source: FeatureTicket) -> None:
         """Features that are of no use: their source is told, and does not wait."""
-        end = End(source.peer, source.peer_incarnation)
-        self._transport.receive(Incoming(source.ticket, end, (), _no_buffer, _written, _nobody_waits))
-        self._transport.close(source.ticket)
+        self._transport.refuse(source.ticket, End(source.peer, source.peer_incarnation))
 
     def covers(self, request: int, stop: int) -> bool:
         """Whether the features of the positions before `stop` are all here, or were handed on."""
@@ -169,11 +167,3 @@ class Arrivals:
 
 def _written(positions: range, content: Tensor) -> None:
     """It was received where it stays."""
-
-
-def _no_buffer(positions: range) -> Tensor:
-    raise AssertionError("a ticket that was declined brings nothing")
-
-
-def _nobody_waits(reason: str | None) -> None:
-    """The ticket was closed by this side."""

@@ -81,6 +81,9 @@ class Transport(Protocol):
 
     def receive(self, ticket: Incoming) -> None: ...
 
+    def refuse(self, ticket: int, peer: End) -> None:
+        """Tell a ticket's source, which may be sending already, that nothing of it is wanted here."""
+
     def close(self, ticket: int) -> bool:
         """Give a ticket up. When this returns nothing more is read or written. False if it was done or unknown."""
 

@@ -22,6 +22,7 @@ Knows no Ray: where a peer's board is, it is told by `place_of`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from distspec.transfer.base import Computed, End, Incoming, Outgoing
 from distspec.transfer.destination import Destination
@@ -64,6 +65,11 @@ class Collective:
         entry = self._open(Destination, ticket)
         entry.lane.put(Part(entry))
 
+    def refuse(self, ticket: int, peer: End) -> None:
+        entry = self._open(Destination, Incoming(ticket, peer, (), _unwanted, _unwanted, _unwanted))
+        entry.close()  # before its lane hears of it, or that would take what is there already
+        entry.lane.put(Part(entry))
+
     def close(self, ticket: int) -> bool:
         entry = self._life.tickets.get(ticket)
         if entry is None or not entry.close():
@@ -96,3 +102,7 @@ class Collective:
     def place(self) -> Place:
         """This worker's board: what its peers need."""
         return self._ways.board.place
+
+
+def _unwanted(*_: object) -> NoReturn:
+    raise AssertionError("a ticket that was refused brings nothing")

@@ -150,23 +150,23 @@ class TargetWork:
         self._transport.close(message.ticket)
 
     def _receive(self, message: ReceiveKV) -> Sequence[Message]:
-        reserved = self._desk.tickets.reserve(message)
-        slot, computed = reserved if isinstance(reserved, int) else -1, self._aside.mark()
+        slot, peer = self._desk.tickets.reserve(message), End(message.peer, message.peer_incarnation)
+        if not isinstance(slot, int):
+            self._transport.refuse(message.ticket, peer)
+            return [slot]
+        computed = self._aside.mark()
         ticket = Incoming(
             message.ticket,
-            End(message.peer, message.peer_incarnation),
+            peer,
             self._pieces(message),
             partial(self._empty, computed),
             partial(self._write, slot),
             lambda reason: self._later(partial(self._received, message, reason)),
             partial(self._pull, computed, slot),
         )
+        self._tickets[message.ticket] = message
         self._transport.receive(ticket)
-        if isinstance(reserved, int):
-            self._tickets[message.ticket] = message
-            return []
-        self._transport.close(message.ticket)  # so that the source is told, and does not wait
-        return [reserved]
+        return []
 
     def _write(self, slot: int, positions: range, content: torch.Tensor) -> None:
         with self._aside():

@@ -150,6 +150,20 @@ def test_a_ticket_closed_before_it_began_ends_both_sides_and_spares_the_next(fle
     move(a, b, 2)
 
 
+def test_a_ticket_that_is_refused_ends_at_its_source_and_spares_the_link(fleet: Fleet) -> None:
+    a, b = fleet.worker("a"), fleet.worker("b")
+    move(a, b, 1)
+    made = {key for key in _keys(a) if "/link" in key}
+    for number in range(2, 12):
+        copy = Copy(number)
+        copy.leave(a, "b")  # offered while nobody has heard of it here
+        b.refuse(number, End("a", 1))
+        assert "no use" in (copy.sent.get(timeout=30) or "")
+    move(a, b, 12)
+    assert {key for key in _keys(a) if "/link" in key} == made
+    assert not _waits(b)
+
+
 def test_a_source_that_gives_up_tells_the_destination(fleet: Fleet) -> None:
     a, b = fleet.worker("a"), fleet.worker("b")
     gate = threading.Event()
