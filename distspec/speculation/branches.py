@@ -24,7 +24,7 @@ Valuing = Generator[None, None, float]
 EVENTS = 16
 """Of a play at a time."""
 
-HOLD = 0.03
+HOLD = 0.02
 """How long a step waits for those who come at once, of its own time. From the timed simulator."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -134,7 +134,7 @@ class _Verifiers:
         self.futures: list[_Future] = []
         self._last_s, self._known = [-math.inf] * count, [0] * count
         self._used_s, self._since_s = 8 * count * load.target(1), -10 * load.target(1)
-        self._rows, self._sent = 0, 0
+        self._rows = self._squares = self._sent = 0
 
     def free(self) -> list[int]:
         busy = {future.verifier for future in self.futures}
@@ -145,9 +145,10 @@ class _Verifiers:
         nodes, known = sent
         rows = nodes + max(0, canopy.root - self._known[verifier])
         self._known[verifier] = known
-        self._rows, self._sent = self._rows + rows, self._sent + 1
-        sharing = self._load.sharing(self._used_s / (now_s - self._since_s))
-        step_s = self._load.target(rows + (sharing - 1) * self._rows / self._sent)
+        self._rows, self._squares, self._sent = self._rows + rows, self._squares + rows * rows, self._sent + 1
+        in_flight = self._used_s / (now_s - self._since_s) / (1 - HOLD)  # of the time in which there are steps
+        sharing = self._load.sharing(in_flight)
+        step_s = self._step_s(rows, sharing)
         self._used_s += step_s
         wait_s = self._wait_s(now_s, self._last_s[verifier], step_s, sharing) if sharing > 1 else 0.0
         self.futures.append(_Future(verifier, canopy.run, known, now_s + wait_s + step_s + self._load.hop_s))
@@ -155,6 +156,16 @@ class _Verifiers:
     def answered(self, future: _Future) -> None:
         self.futures.remove(future)
         self._last_s[future.verifier] = future.answer_s
+
+    def _step_s(self, rows: int, sharing: float) -> float:
+        """Of a step with these rows and those of others, which are in it or not and have more rows or fewer: half of
+        them a deviation more than on average, half as much less, since rows beyond some number are dearer."""
+        mean, square = self._rows / self._sent, self._squares / self._sent
+        requests = max(sharing, self._load.batch * len(self._last_s) / self._load.verifiers)
+        share, others = sharing / requests, (sharing - 1) * mean
+        deviation = math.sqrt(max(0.0, requests - 1) * (share * square - (share * mean) ** 2))
+        spread = min(deviation, others)
+        return sum(self._load.target(rows + others + by) for by in (-spread, spread)) / 2
 
     def _wait_s(self, now_s: float, last_s: float, step_s: float, sharing: float) -> float:
         """Until the next step begins."""
