@@ -48,6 +48,8 @@ _ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
 _MOST_REFERENCES = 32
 """In a row, from one to the next."""
 _MOST_MULTIPLES = 1000
+_LONGEST_NAME = 500
+"""Of a property that others are told from, by an expression that nests as deep."""
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
@@ -256,7 +258,9 @@ def _apart(schema: Schema, at: str, document: _Document) -> Schema:
     """The same object, whose other properties have names that no other spells, and no escapes: xgrammar lets names that
     are listed come again as others, with an escape, or where one of them is not ASCII."""
     plain = [name for name in schema["properties"] if json.dumps(name, ensure_ascii=False) == f'"{name}"']
-    pattern, others = none_of(plain), _others(schema)
+    if max(map(len, plain), default=0) > _LONGEST_NAME:
+        raise _refused(at, "additionalProperties", f"not supported beside names of over {_LONGEST_NAME} characters")
+    pattern, others = none_of(frozenset(plain)), _others(schema)
     if not document.keeps_strings(pattern):
         raise _refused(at, "additionalProperties", "not supported beside these properties")
     kept = {name: value for name, value in schema.items() if name not in _ADDITIONAL}

@@ -159,3 +159,24 @@ def test_what_is_none_of_some_names_is_all_else(names: list[str], texts: list[st
     found = of_python(none_of(names))
     for text in [*texts, *names, *(name + "a" for name in names)]:
         assert bool(re.fullmatch(found, text)) == (text not in names), text
+
+
+@given(names=st.lists(st.text("abc_1", max_size=12), min_size=20, max_size=60, unique=True), texts=st.lists(LINES))
+def test_names_that_are_many_are_left_at_the_end_or_between_words(names: list[str], texts: list[str]) -> None:
+    found = re.compile(of_python(none_of(names)))
+    begins = {name[:end] for name in names for end in range(len(name) + 1)}
+    for text in [*names, *begins, *texts, *(f"{begin}{more}" for begin in begins for more in ("_x", "-", "9z", "d"))]:
+        assert text not in names or not found.fullmatch(text), text
+        is_begin, leaves = text in begins, next((i for i, _ in enumerate(text) if text[: i + 1] not in begins), 0)
+        if text not in names and (is_begin or text[leaves] in "_-0123456789"):
+            assert found.fullmatch(text), text
+
+
+def test_few_places_are_left_by_any_character() -> None:
+    """At each of them a compiler tries nearly all tokens."""
+    names = [f"{head}{tail}_of_something" for head in "abcdefghij" for tail in "klmnopqrst"]
+    found = none_of(names)
+    assert 60 < found.count("[^") + found.count("(?:.)") <= 64
+    assert found.count(".*") == 1
+    assert re.fullmatch(of_python(found), "ba_of_something")
+    assert re.fullmatch(of_python(found), "ak_of_some")

@@ -77,6 +77,7 @@ def test_values_of_a_schema_are_allowed(name: str) -> None:
         ({"type": "object", "patternProperties": {"a": DIGIT}, "additionalProperties": True}, "patternProperties"),
         ({"type": "object", "patternProperties": {"a": DIGIT, "b": {}}}, "patternProperties"),
         (thing(None, a=DIGIT) | {"patternProperties": {"^[^b]$": {}}}, "patternProperties"),
+        (thing(None, **{"a" * 50_000: DIGIT}) | {"additionalProperties": True}, "additionalProperties"),
         (thing(None, a=DIGIT) | {"propertyNames": {"pattern": "a"}}, "propertyNames"),
         ({"type": "object", "propertyNames": {"pattern": "a"}, "additionalProperties": False}, "propertyNames"),
         ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
