@@ -71,7 +71,8 @@ def draft_model(config: Config, *, device: torch.device, target: Llama | None = 
     dtype = getattr(torch, config.model.dtype)
     if kind == "standalone":
         models.same_vocabulary(folder, models.model_folder(name))
-        return models.load_model(name, dtype=dtype, device=device)
+        vocab_size = models.ModelConfig.from_pretrained(folder).vocab_size  # what a client may say has no other bound
+        return models.widened(models.load_model(name, dtype=dtype, device=device), vocab_size)
     parts = models.Target.of(target) if target is not None else models.load_target(folder, dtype=dtype, device=device)
     return models.load_draft(kind, models.model_folder(name), parts)
 

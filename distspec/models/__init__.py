@@ -8,7 +8,7 @@ from distspec.models.checkpoint import fingerprint, save_pretrained
 from distspec.models.config import ModelConfig, RopeScaling
 from distspec.models.draft import FeatureModel, Target
 from distspec.models.draft_checkpoint import draft_fingerprint, load_draft, load_target, read_draft
-from distspec.models.llama import prefix_layers, random_model
+from distspec.models.llama import prefix_layers, random_model, widened
 from distspec.models.loader import load_model, load_tokenizer, model_folder
 from distspec.models.tokenizer import TOKENIZER, load_tokenizer_folder, same_vocabulary, stop_ids
 
@@ -35,4 +35,5 @@ __all__ = [
     "same_vocabulary",
     "save_pretrained",
     "stop_ids",
+    "widened",
 ]

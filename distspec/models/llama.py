@@ -83,18 +83,21 @@ class HeadedAttention:
 
 
 class Head:
-    """The output head. weight: [vocab_size, hidden_size]."""
+    """The output head. weight: [tokens, hidden_size]; vocab_size: of the model, the number of tokens by default. Ids
+    beyond the tokens are never said: their logits are -inf."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, vocab_size: int | None = None) -> None:
         self.weight = weight
         self._product = _head_product(weight)
+        self._silent = 0 if vocab_size is None else vocab_size - len(weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, hidden_size]. Returns float32 [rows, vocab_size], accumulated and kept in float32.
 
         Rounding logits to half precision makes ties, which would decide tokens.
         """
-        return self._product(hidden)
+        logits = self._product(hidden)
+        return F.pad(logits, (0, self._silent), value=-math.inf) if self._silent else logits
 
 
 def _head_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
@@ -163,7 +166,7 @@ class Llama:
         self.weights = dict(weights)
         self.embedding = weights["embedding"]
         self.norm = weights["norm"]
-        self.head = Head(self.embedding if config.tie_embeddings else weights["head"])
+        self.head = Head(self.embedding if config.tie_embeddings else weights["head"], config.vocab_size)
         self.layers = [make_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
         self.attention_norms = [weights[f"layers.{i}.attention_norm"] for i in range(config.num_layers)]
         self.rope = rope_table(config).to(self.embedding.device, self.dtype)
@@ -267,3 +270,15 @@ def prefix_layers(model: Llama, n: int) -> Llama:
     """The first n layers with the final norm and head, sharing weights: a weak drafter for tests."""
     config = replace(model.config, num_layers=n)
     return Llama(config, {name: model.weights[name] for name in parameters(config)})
+
+
+def widened(model: Llama, vocab_size: int) -> Llama:
+    """The same model over a vocabulary with ids behind its own, which mean nothing to it: it may read them, and never
+    says them."""
+    known = model.config.vocab_size
+    if vocab_size == known:
+        return model
+    embedding = F.pad(model.embedding, (0, 0, 0, vocab_size - known))
+    head = embedding[:known] if model.config.tie_embeddings else model.weights["head"]
+    config = replace(model.config, vocab_size=vocab_size, tie_embeddings=False)
+    return Llama(config, model.weights | {"embedding": embedding, "head": head})

@@ -8,26 +8,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, inf
+from pathlib import Path as Folder
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from distspec import drafters
 from distspec.config import load
 from distspec.drafters.base import DraftRow, Loan, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
-from distspec.engine import Segment
+from distspec.engine import Engine, Segment
+from distspec.engine.acceptance import ACCEPTANCES
 from distspec.errors import ConfigError, IllegalTransition
-from distspec.models import random_model, save_pretrained
+from distspec.models import load_model, random_model, save_pretrained
+from distspec.protocol.messages import Progress
 from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
 from tests.causal import logits
-from tests.chain import edited
-from tests.desks import CPU, GREEDY, SEEDED, SHAPE, engine, model
+from tests.chain import END, WORDS, edited
+from tests.desks import CPU, GREEDY, SEEDED, SHAPE, desk, engine, lease, model, run, stream
 from tests.growth import Growth, Path, paths, shapes
+from tests.spelling import letters
 
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
 EDITED = SamplingParams(
@@ -378,6 +384,41 @@ def test_a_drafter_of_another_vocabulary_is_refused(tmp_path: object) -> None:
     )
     with pytest.raises(ConfigError, match="13"):
         drafters.draft_model(config, device=CPU)
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "ratio"])
+def test_a_drafter_of_fewer_ids_takes_any_request_of_its_target(acceptance: str, tmp_path: Folder) -> None:
+    """Checkpoints of a family pad their embeddings to different sizes, and clients may name any id of the target."""
+    grammars, asked = letters(), structs.replace(SEEDED, prompt_tokens=3, stop_token_ids=(END,))
+    for name, vocab in (("target", 96), ("small", 60)):
+        of = random_model(replace(SHAPE, vocab_size=vocab), seed=0, dtype=torch.float32, device=CPU)
+        save_pretrained(of, tmp_path / name)
+        Tokenizer(BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / name / "tokenizer.json"))
+    names = {"drafter": "standalone", "draft_model": str(tmp_path / "small"), "acceptance": acceptance}
+    config = load(
+        {
+            "model": {"name": str(tmp_path / "target")},
+            "engine": {"num_pages": 100},
+            "speculation": {"placement": "local", "policy": "sd", "allowed_policies": ["ar", "sd"], **names},
+        }
+    )
+    target = load_model(str(tmp_path / "target"), dtype=torch.float32, device=CPU)
+    local = drafters.make(
+        config, drafters.draft_model(config, device=CPU), max_model_len=100, device=CPU, grammars=grammars
+    )
+    judging = Engine(
+        target, config.engine, device=CPU, max_model_len=100, acceptance=ACCEPTANCES[acceptance], grammars=grammars
+    )
+    subject = desk(judging, local, overlap=True)
+    wishes = [asked, structs.replace(asked, logit_bias=((90, 100.0),))]
+    wishes += [structs.replace(asked, constraint=constraint) for constraint in WORDS]
+    for request, wish in enumerate(wishes):
+        subject.receive(lease(request, (1, 80, 3), wish, 3))
+    replies = run(subject)
+    assert {type(reply) for reply in replies} == {Progress}
+    assert stream(replies, 1)[:3] == [90, 90, 90]
+    for request, words in enumerate(WORDS.values(), 2):
+        assert "".join(chr(32 + token) for token in stream(replies, request) if token != END) in words
 
 
 # -- loans -----------------------------------------------------------------------------------------------
