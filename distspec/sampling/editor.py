@@ -104,7 +104,7 @@ def _penalized(params: SamplingParams) -> bool:
 class Editor:
     """Slots that ask for edits of their logits; the others are none of its business.
 
-    vocab: of the logits. A token that is none of them, as a drafter may have fewer, is no concern of theirs.
+    vocab: of the logits. A token that is none of them is no concern of theirs.
     """
 
     def __init__(self, vocab: int, device: torch.device) -> None:
