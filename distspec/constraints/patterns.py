@@ -71,6 +71,8 @@ def common(pattern: str) -> str:
             found.append(_ONCE if text.startswith("?") else text.removesuffix("?"))
         elif text == "{":
             raise BadConstraint("{ begins no count; as a character it is \\{")
+        elif text == "[":
+            raise BadConstraint("[ begins a class that has no end; as a character it is \\[")
         else:
             found.append(f"[{_NO_DOT}]" if text == "." else text if text in "^$|)" else _one(text))
     return "".join(found)
@@ -175,6 +177,8 @@ def _one(text: str) -> str:
         return text if text[1].isalpha() or text[1] in _SPECIAL else text[1]
     if text in ("[", "]", "}"):
         return f"\\{text}"
+    if "\ud800" <= text <= "\udfff":
+        raise BadConstraint("half of a surrogate pair is no character")
     return text if text.isascii() else _code(ord(text))
 
 

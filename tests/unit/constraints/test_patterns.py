@@ -111,7 +111,22 @@ def test_what_both_match_is_kept(pattern: str, texts: list[str]) -> None:
         *("(?=a)a", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?i)a", "(?i:a)", "(?>a)", "(?#a)"),
         *("a++", "a*+", "a**", "a{2}{3}", "a{2}+", "a{", "a{,3}", "a{x}"),
         *(r"\bA", r"a\B", r"\Aa", r"a\Z", r"(a)\1", r"\0", r"\cA", r"\p{L}", r"\q", r"\u{41}", r"\x4", r"[\b]"),
-        *(r"\ud83d\ude00", r"[\ud83d]", "\\", "[]", "[^]", "[]a]", "[^]a]", r"[\w-.]", r"[+-\d]", "a^b"),
+        *(
+            r"\ud83d\ude00",
+            r"[\ud83d]",
+            "a|\ud83d",
+            "[a\ud83d]",
+            "\\",
+            "[",
+            "a[b",
+            "[]",
+            "[^]",
+            "[]a]",
+            "[^]a]",
+            r"[\w-.]",
+            r"[+-\d]",
+            "a^b",
+        ),
     ],
 )
 def test_what_is_not_read_alike_is_refused(pattern: str) -> None:
