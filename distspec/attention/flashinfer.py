@@ -23,11 +23,17 @@ _LATENT = (512, 64)
 """What it has kernels for: numbers of a head; of a latent's value and of its rotary part."""
 
 _WORKSPACE = 128 * 2**20
-"""Bytes for results of splits; what the package recommends."""
+"""Bytes for results of splits, at least; what the package recommends."""
 
 _TILE = 128
-"""Rows of one head in a program of version 3, which neither splits walks nor shares keys among heads of a group: it is
-for chunks of prompts. Version 2 does both."""
+"""Rows of a program, at most. Those of version 3 are of one head, and it neither splits walks nor shares keys among
+heads of a group: it is for chunks of prompts. Version 2 does both."""
+
+_PROGRAMS = 2
+"""Of version 2 on a multiprocessor, among which walks are split."""
+
+_ALIGNMENT = 1024
+"""Bytes that parts of the workspace may lie apart."""
 
 
 class _Wrapper:
@@ -65,7 +71,9 @@ class FlashInferBackend(CallingBackend[_Wrapper]):
         super().__init__(pool, page_size, num_heads)
         self._heads = num_heads
         self._hopper = torch.cuda.get_device_capability(self._device)[0] == 9
-        self._workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=self._device)
+        processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        size = max(_WORKSPACE, 0 if latent else split_bytes(num_heads, pool.data.shape[-2], dim, processors))
+        self._workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._wrappers: dict[tuple[str, bool], _Wrapper] = {}
 
     def _call(self, parts: Sequence[Part], causal: bool) -> _Wrapper:
@@ -102,6 +110,13 @@ class FlashInferBackend(CallingBackend[_Wrapper]):
             found = _Wrapper(_kind(self._pool.latent > 0)(self._workspace, backend=version))
             self._wrappers[version, causal] = found
         return found
+
+
+def split_bytes(heads: int, kv_heads: int, dim: int, processors: int) -> int:
+    """What version 2 takes of its workspace at most: a float32 result and a log-sum for each row and head of all tiles
+    that it splits a step into. It fails where that does not fit."""
+    tiles = -(-_PROGRAMS * processors // kv_heads)
+    return heads * tiles * _TILE * (dim + 1) * 4 + _ALIGNMENT
 
 
 def _kind(latent: bool) -> Callable[..., Any]:

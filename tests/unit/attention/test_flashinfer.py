@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -74,6 +75,7 @@ def with_written_out(check: Callable[[], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flashinfer, "_kind", lambda latent: WrittenOut)
         patch.setattr(flashinfer, "_WORKSPACE", 0)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         patch.setattr(torch.cuda, "Event", AnEvent)
         check()
@@ -109,6 +111,13 @@ def test_only_chunks_of_prompts_are_for_version_3() -> None:
             assert set(WrittenOut.used) == {version}
 
     with_written_out(check)
+
+
+def test_splits_of_many_heads_of_a_group_find_room() -> None:
+    """A model of 96 heads in groups of 12 was refused in vLLM (issue 25342) on a GPU of 188 multiprocessors."""
+    asked, log_sums = 283_115_520, 283_115_520 // 128
+    assert asked + log_sums < flashinfer.split_bytes(96, 8, 128, 188) < 1.1 * asked
+    assert flashinfer.split_bytes(32, 4, 128, 132) > 128 * 2**20  # of an H200, where 30B-A3B would not have found it
 
 
 def test_what_it_lacks_is_said() -> None:
