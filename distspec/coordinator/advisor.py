@@ -98,12 +98,14 @@ class Facts:
 
 
 class Seen(NamedTuple):
-    """A moment: seconds, tokens that the fleet has sent, steps of targets, and what the walk has shown, by then."""
+    """A moment: seconds, tokens that the fleet has sent, steps of targets, what the walk has shown, and how often a
+    request did something else than is advised, to see whether guesses are right, by then."""
 
     now_s: float
     tokens: int
     steps: int
     judged: Counter[Guesses]
+    probes: int = 0
 
     def kept(self) -> Seen:
         return self._replace(judged=self.judged.copy())
@@ -111,10 +113,12 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """A measurement of the present advice. It begins after so many steps, and not before so many seconds."""
+    """A measurement of the present advice. It begins after so many steps, and not before so many seconds; and anew when
+    there are more probes, of which one step of many rows can take what ten of its own do."""
 
     advice: Advice
     settles: tuple[int, float]
+    probes: int
     began: Seen | None = None
 
 
@@ -161,16 +165,16 @@ class Advisor:
         trial = self._trial
         if self.advice is None:
             return None
-        if trial is None or trial.advice != self.advice:
+        if trial is None or trial.advice != self.advice or trial.probes != now.probes:
             is_leased = self._is_local or self._plain == self.advice or trial is None or trial.advice == self._plain
             settles = now.steps + SETTLE_STEPS * targets, now.now_s + SETTLE_S * is_leased
-            self._trial = Trial(self.advice, settles)
+            self._trial = Trial(self.advice, settles, now.probes)
         elif trial.began is None:
             if now.steps >= trial.settles[0] and now.now_s >= trial.settles[1]:
                 trial.began = now.kept()
         elif self.is_done and self._is_over(trial.began, now):
             took_s, tokens = now.now_s - trial.began.now_s, now.tokens - trial.began.tokens
-            self._trial = Trial(self.advice, trial.settles, now.kept())
+            self._trial = Trial(self.advice, trial.settles, now.probes, now.kept())
             return Result(trial.advice, tokens / took_s, tokens, now.judged - trial.began.judged)
         return None
 

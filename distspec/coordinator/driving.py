@@ -117,6 +117,7 @@ def tune(ctx: Context, request: Request) -> bool:
         is_probing = request.advice is not None and request.advice == ctx.planner.probe(usable)
         if (request.acting == "ar" and since >= PROBE_TOKENS) or (is_probing and since < PROBED_TOKENS):
             advice = ctx.planner.probe(usable)
+            ctx.planner.probes()
     changed = advice != request.advice
     if changed:
         request.acting, request.advice, request.tuned = advice.policy, advice, request.emitted

@@ -62,7 +62,7 @@ class Planner:
         self._odds: dict[Kind, Acceptance] = {}
         self._judged: dict[Kind, Counter[Guesses]] = {}
         self._until: dict[str, float] = {}
-        self._seen = self._steps = self._guesses = 0
+        self._seen = self._steps = self._guesses = self._probes = 0
         self._advisors: dict[Place, Advisor] = {}
         self._asked: Advisor | None = None
 
@@ -127,7 +127,7 @@ class Planner:
                 advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
             advisor.seen = self._seen
         self._asked = advisor
-        now = Seen(now_s, tokens, self._steps, self._judged.setdefault(kind, Counter()))
+        now = Seen(now_s, tokens, self._steps, self._judged.setdefault(kind, Counter()), self._probes)
         result = advisor.measure(now, min(verifiers, running))
         if result is not None:
             luck = Acceptance(self._of(kind).shares(), math.inf)
@@ -141,6 +141,10 @@ class Planner:
         this goes by what workers say."""
         if self._asked is not None and not self._asked.is_done:
             self._asked.go_on(AT_ONCE)
+
+    def probes(self) -> None:
+        """A request does as `probe` says, and not as it was advised."""
+        self._probes += 1
 
     def probe(self, policies: Sequence[str]) -> Advice:
         """A way to see whether guesses are right that costs little where they are not."""

@@ -46,6 +46,7 @@ class Fleet:
         self.yields = yields
         self.advisor = Advisor(self.facts, ((one.policy, one.sizes) for one in some), PLAIN, 0, False)
         self.steps, self.tokens, self.judged = 0, 0.0, Counter[tuple[int | None, int]]()
+        self.probes = 0
 
     def run(self, steps: int) -> Counter[Advice]:
         """How many steps were taken by each advice."""
@@ -55,7 +56,8 @@ class Fleet:
             taken[advice] += 1
             self.steps += 1
             self.tokens += STEP_S * self.yields(advice)
-            result = self.advisor.measure(Seen(self.steps * STEP_S, int(self.tokens), self.steps, self.judged), 1)
+            now = Seen(self.steps * STEP_S, int(self.tokens), self.steps, self.judged, self.probes)
+            result = self.advisor.measure(now, 1)
             if result is not None:
                 self.advisor.learn(result, self.facts)
             self.advisor.go_on(0 if self.advisor.is_done else 1000)
@@ -82,6 +84,21 @@ def test_who_keeps_the_best_promise_is_tried_by_nobody_else() -> None:
     """Nothing is tried that cannot be hoped to be better."""
     rates = of({SD: 1000.0, DSI: 800.0})
     assert Fleet(rates, rates, [SD, DSI]).run(1000)[DSI] == 0
+
+
+def test_what_requests_do_to_probe_is_not_held_against_what_is_advised() -> None:
+    """Probes that all make at once, a few steps in a hundred, bring a third of what is advised."""
+    rates = {PLAIN: 1000.0, SD: 900.0}
+    fleet = Fleet(of(rates), of(rates), [SD])
+    plain = fleet.yields
+    fleet.run(4 * WINDOW_STEPS)
+    for _ in range(20):
+        fleet.yields = lambda advice: plain(advice) / (3 if advice == PLAIN else 1)
+        for _ in range(WINDOW_STEPS):
+            fleet.probes += 1
+            fleet.run(1)
+        fleet.yields = plain
+        assert fleet.run(4 * WINDOW_STEPS)[PLAIN] == 4 * WINDOW_STEPS
 
 
 @pytest.mark.parametrize("kept", [0.97, 0.8, 0.5])

@@ -304,7 +304,7 @@ def test_what_is_advised_in_the_end_is_near_the_best_of_what_is_really_there(kep
 
     fleet = Fleet(informed(0.8), real, verifiers=4)
     fleet.run(1200)
-    assert fleet.rate(200) > 0.97 * top(kept, 0.8)
+    assert fleet.rate(400) > 0.97 * top(kept, 0.8)  # of so many, what is tried now and then takes its usual share
 
 
 def tried_by_luck(seed: int) -> float:
