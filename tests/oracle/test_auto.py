@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import pytest
 
-from distspec.coordinator import driving, planner
+from distspec.coordinator import advisor, driving, planner
 from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request
 from distspec.models.llama import Llama
@@ -22,13 +22,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HURRIED = {
     "LEAST": 10,
-    "AT_ONCE": 8,
+    "AT_ONCE": 100,
     "WINDOW": 8,
     "WINDOW_STEPS": 1,
     "SETTLE_STEPS": 0,
     "SETTLE_S": 0.0,
-    "PROBE_TOKENS": 4,
-    "PROBED_TOKENS": 4,
 }
 
 Chosen = dict[int, list[str]]
@@ -38,7 +36,10 @@ Chosen = dict[int, list[str]]
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     for constant, value in HURRIED.items():
-        monkeypatch.setattr(planner, constant, value)
+        users = [module for module in (planner, advisor) if hasattr(module, constant)]
+        assert users, constant
+        for module in users:
+            monkeypatch.setattr(module, constant, value)
     tune, choices = driving.tune, defaultdict[int, list[str]](list)
 
     def noted(ctx: Context, request: Request) -> bool:

@@ -96,5 +96,5 @@ def test_any_mix_of_chunks_tokens_and_trees_draws_what_plain_sequences_draw(
 @pytest.mark.parametrize("backend", ["sdpa", "triton", "flash"])
 def test_a_backend_that_knows_no_latents_is_refused(target: Llama, backend: str) -> None:
     options = config.Engine(num_pages=64, attention_backend=backend)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue, match=r"engine\.attention_backend.*auto or mla"):
+    with pytest.raises(InvalidValue, match=r"engine\.attention_backend.*auto or flashinfer or mla"):
         Engine(target, options, device=CPU)

@@ -34,7 +34,7 @@ FIXED: tuple[tuple[str, dict[str, int]], ...] = (
 TOKENS = {1: 1500, 8: 300, 64: 80}
 """Of a request, by batch, that are enough for a rate."""
 
-LEARNED = {1: 2400, 8: 1000, 64: 600}
+LEARNED = {1: 3600, 8: 1000, 64: 600}
 """Tokens of a request after which `auto` has measured what it began with, and some more: a measurement takes 300 tokens
 and 24 steps, after 6 of each target that do not count."""
 
