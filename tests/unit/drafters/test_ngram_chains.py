@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from distspec.config import Ngram
 from distspec.drafters.base import DraftRow
 from distspec.drafters.ngram import NgramDrafter
 from distspec.drafters.ngram_chains import NgramChains
-from distspec.engine import Rolling
+from distspec.engine import Engine, Rolling
 from distspec.engine.rolling import Kind, State
 from distspec.protocol.values import Constraint, SamplingParams, Shape
 from tests.chain import END
@@ -27,13 +28,12 @@ from tests.unit.engine.rolling.test_staged import engine as lettered
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-@settings(max_examples=8)
-@given(st.integers(0, 2**32))
-def test_tokens_are_those_of_plain_steps(seed: int) -> None:
-    draw, target = random.Random(seed), engine(MODEL)
+def check_rounds(draw: random.Random, make: Callable[[], Engine], asks: Callable[[list[int]], SamplingParams]) -> None:
+    """Three texts, in rounds of any of them, of any length, read later. make: their engine, and another one."""
+    target = make()
     here = Books(target, None, Rolling(target, partial(NgramChains, Ngram())))
     prompts = [[draw.randrange(5) for _ in range(draw.randint(1, 30))] for _ in range(3)]
-    params = [random_params(draw) for _ in prompts]
+    params = [asks(prompt) for prompt in prompts]
     texts = [here.enter(*pair) for pair in zip(prompts, params, strict=True)]
     for _ in range(10):
         here.launch(draw.sample(range(3), draw.randint(1, 3)), draw.randint(0, 4))
@@ -41,24 +41,21 @@ def test_tokens_are_those_of_plain_steps(seed: int) -> None:
             here.read()
     for text, prompt, one in zip(texts, prompts, params, strict=True):
         found = here.leave(text)
-        assert found == plain(engine(MODEL), prompt, one, len(found))
+        assert found == plain(make(), prompt, one, len(found))
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**32))
+def test_tokens_are_those_of_plain_steps(seed: int) -> None:
+    draw = random.Random(seed)
+    check_rounds(draw, lambda: engine(MODEL), lambda prompt: random_params(draw))
 
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32))
 def test_tokens_are_those_of_plain_steps_whatever_is_asked(seed: int) -> None:
-    draw, target = random.Random(seed), lettered(LETTERED)
-    here = Books(target, None, Rolling(target, partial(NgramChains, Ngram())))
-    prompts = [[draw.randrange(5) for _ in range(draw.randint(1, 30))] for _ in range(3)]
-    params = [asking(draw, prompt) for prompt in prompts]
-    texts = [here.enter(*pair) for pair in zip(prompts, params, strict=True)]
-    for _ in range(10):
-        here.launch(draw.sample(range(3), draw.randint(1, 3)), draw.randint(0, 4))
-        while len(here.flights) > draw.randint(0, 2):
-            here.read()
-    for text, prompt, one in zip(texts, prompts, params, strict=True):
-        found = here.leave(text)
-        assert found == plain(lettered(LETTERED), prompt, one, len(found))
+    draw = random.Random(seed)
+    check_rounds(draw, lambda: lettered(LETTERED), lambda prompt: asking(draw, prompt))
 
 
 def test_what_a_grammar_forces_is_drafted() -> None:
