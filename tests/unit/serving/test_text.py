@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import chain, pairwise, product
 
@@ -182,6 +183,16 @@ def test_a_tokenizer_that_cuts_texts_cuts_no_prompts(fallback_text: Text) -> Non
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=200)
     assert Text(tokenizer).encode("the quick ab") == fallback_text.encode("the quick ab")
+
+
+async def test_others_go_on_while_a_long_text_is_tokenized(text: Text) -> None:
+    tokenized = asyncio.create_task(asyncio.to_thread(text.encode, "the quick \u6f22 " * 100_000))
+    turns = 0
+    while not tokenized.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 20  # two or three where the tokenizer holds all others up
+    assert text.decode(await tokenized) == "the quick \u6f22 " * 100_000
 
 
 def test_the_template_is_applied_once(text: Text) -> None:
