@@ -11,6 +11,7 @@ read, or xgrammar passes over, is refused. The result is ASCII, which xgrammar m
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cache
 
@@ -27,13 +28,20 @@ _NO_DOT = "^\\n\\r\\u2028\\u2029"
 _WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE = ((9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F))
 _SPACES = (*_SPACE, (0x205F, 0x205F), (0x3000, 0x3000))
+_SYMBOLS = (
+    *((0xA0, 0xA9), (0xAB, 0xB1), (0xB6, 0xB8), (0xBB, 0xBB), (0xBF, 0xBF), (0xD7, 0xD7), (0xF7, 0xF7)),
+    *((0x2010, 0x2027), (0x2030, 0x205E), (0x20A0, 0x20BF), (0x2190, 0x23FF), (0x2500, 0x2775), (0x2794, 0x2B73)),
+    *((0x3001, 0x3003), (0x3008, 0x3020), (0xFF01, 0xFF0F), (0xFF1A, 0xFF20), (0x1F300, 0x1F6D2), (0x1F900, 0x1F9FF)),
+)
+"""Punctuation, arrows, emoji and other characters that nobody takes for letters or digits: not all there are, which are
+in hundreds of runs."""
 _BOTH: dict[str, Ranges] = {"d": ((0x30, 0x39),), "w": _WORD, "s": _SPACES}
 """What a class holds to both."""
 
 _PART = re.compile(
     r"(?P<escape>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))"
     r"|\[(?P<members>(?:\\.|[^\]\\])*)\]"
-    r"|(?P<group>\((?:\?(?::|P?<\w+>))?)"
+    r"|(?P<group>\((?:\?(?::|P?<(?P<name>\w+)>))?)"
     r"|(?P<repeat>(?:[*+?]|\{\d+(?:,\d*)?\})\??)"
     r"|(?P<other>.)",
     re.DOTALL,
@@ -53,6 +61,10 @@ def common(pattern: str) -> str:
     """An expression in ASCII that matches nothing but what this one does to both. Raises BadConstraint."""
     if not are_outermost(pattern):
         raise BadConstraint(MISPLACED)
+    names = [part["name"] for part in _PART.finditer(pattern) if part["name"]]
+    for name, count in Counter(names).items():
+        if not name.isidentifier() or count > 1:
+            raise BadConstraint(f"a group named {name} {'twice' if count > 1 else 'is not read alike everywhere'}")
     found = []
     for part in _PART.finditer(pattern):
         text, following = part[0], pattern[part.end() : part.end() + 1]
@@ -148,7 +160,7 @@ def _either(kind: str) -> Ranges:
         return _decimals()
     if kind == "s":
         return sorted([*_SPACES, (0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)])
-    return (*_WORD, (0x80, _LAST))  # no letters are told from others beyond ASCII, where there are 700 runs of them
+    return (*_WORD, *_others([(0, 0x7F), *_SYMBOLS]))
 
 
 @cache

@@ -87,8 +87,8 @@ def test_what_it_matches_both_match(both: tuple[str, str], texts: list[str]) -> 
         (r"\D", ["a", "\u00e9", "\u6f22", "\u0905", "\U0001f600"]),
         (r"\S+", ["a\u6f22\U0001f600"]),
         (r"[^\s,]", ["a", "\u00e9", "5"]),
-        (r"\W", ["-", " "]),
-        (r"[^\w]", ["-", " "]),
+        (r"\W", ["-", " ", "\u00bb", "\u2014", "\u3001", "\U0001f600"]),
+        (r"[^\w]", ["-", " ", "\u00bb", "\u2014", "\u3001", "\U0001f600"]),
         (r"[\s\S]*", ["a \u6f22\n"]),
         (r"[\w\W]*", ["a-\u00e9"]),
         (r"[\w-]+", ["a-b"]),
@@ -109,6 +109,7 @@ def test_what_both_match_is_kept(pattern: str, texts: list[str]) -> None:
     "pattern",
     [
         *("(?=a)a", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?i)a", "(?i:a)", "(?>a)", "(?#a)"),
+        *("(?P<a>x)(?P<a>y)", "(?<a>x)|(?P<a>y)", "(?P<1a>x)"),
         *("a++", "a*+", "a**", "a{2}{3}", "a{2}+", "a{", "a{,3}", "a{x}"),
         *(r"\bA", r"a\B", r"\Aa", r"a\Z", r"(a)\1", r"\0", r"\cA", r"\p{L}", r"\q", r"\u{41}", r"\x4", r"[\b]"),
         *(
@@ -132,6 +133,14 @@ def test_what_both_match_is_kept(pattern: str, texts: list[str]) -> None:
 def test_what_is_not_read_alike_is_refused(pattern: str) -> None:
     with pytest.raises(BadConstraint):
         common(pattern)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_holds_no_character_that_python_leaves_out(kind: str) -> None:
+    every = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))
+    for pattern in (f"\\{kind}", f"[^\\{kind}]"):
+        held = "".join(re.findall(of_python(common(pattern)), every))
+        assert re.fullmatch(f"{pattern}+", held)
 
 
 @settings(max_examples=100, deadline=None)
