@@ -18,6 +18,7 @@ from torch import Tensor
 
 from distspec.attention.base import Span
 from distspec.attention.nodes import Nodes, NodesPlan
+from distspec.copies import integers
 from distspec.kv.pool import KVPool
 
 Call = TypeVar("Call")
@@ -82,7 +83,7 @@ class CallingBackend(ABC, Generic[Call]):
         trees = [Part(span, start, span.length - span.suffix) for span, start in straight if span.nodes]
         trees.sort(key=lambda part: not part.keys)
         return Plan(
-            write=self._longs([location for span in spans for location in span.write]),
+            write=integers([location for span in spans for location in span.write], self._device),
             causal=self._rows(chains, starts[-1], causal=True),
             shared=self._rows([part for part in trees if part.keys], starts[-1], causal=False),
             nodes=self._nodes.plan([part.span for part in trees], [part.start for part in trees]) if trees else None,
@@ -110,10 +111,7 @@ class CallingBackend(ABC, Generic[Call]):
         if not parts:
             return None
         rows = [row for part in parts for row in range(part.start, part.start + part.span.rows)]
-        return Rows(self._call(parts, causal), None if rows == list(range(total)) else self._longs(rows))
-
-    def _longs(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+        return Rows(self._call(parts, causal), None if rows == list(range(total)) else integers(rows, self._device))
 
 
 def straightened(span: Span) -> Span:

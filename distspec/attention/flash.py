@@ -5,7 +5,6 @@ Knows that package's call. Does not know which rows it serves, or why.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,6 +17,7 @@ from torch import Tensor
 from distspec.attention.available import flash_package
 from distspec.attention.calls import CallingBackend, Part
 from distspec.attention.nodes import NATURAL
+from distspec.copies import integers
 from distspec.errors import InvalidValue
 from distspec.kv.pool import KVPool
 
@@ -54,10 +54,10 @@ class FlashBackend(CallingBackend[_Call]):
 
     def _call(self, parts: Sequence[Part], causal: bool) -> _Call:
         counts = [-(-part.keys // self._page_size) for part in parts]
-        tables = array("q")
+        tables = list[int]()
         for part, count in zip(parts, counts, strict=True):
-            tables.extend(part.span.pages[:count])
-            tables.extend([0] * (max(counts) - count))
+            tables += part.span.pages[:count]
+            tables += [0] * (max(counts) - count)
         return _Call(
             starts=self._ints(accumulate((part.span.rows for part in parts), initial=0)),
             lengths=self._ints(part.keys for part in parts),
@@ -85,7 +85,7 @@ class FlashBackend(CallingBackend[_Call]):
         return output, log_sums.t()
 
     def _ints(self, values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int32).to(self._device, non_blocking=True)
+        return integers(list(values), self._device, torch.int32)
 
 
 def _load() -> Callable[..., Any]:

@@ -8,7 +8,6 @@ Hydragen (arXiv 2402.05099), in the launch that reads the second.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from distspec.attention import kernels, tiles
 from distspec.attention.base import Span
+from distspec.copies import integers
 from distspec.kv.pool import KVPool
 
 NATURAL = math.log2(math.e)
@@ -77,8 +77,7 @@ class Nodes:
         limits = [limit for span in spans for limit in tiles.limits(span)]
         masks = [word for span in spans for word in tiles.masks(span, words)]
         parts = [items, pages, limits, masks]
-        integers = torch.frombuffer(array("q", [each for part in parts for each in part]), dtype=torch.int64)
-        device = integers.to(self._pool.data.device, non_blocking=True)
+        device = integers([each for part in parts for each in part], self._pool.data.device)
         found, table, limit, mask = device.split_with_sizes([len(part) for part in parts])
         return NodesPlan(found.view(-1, 7), table, limit, mask, words, lanes)
 

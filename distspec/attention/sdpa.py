@@ -22,6 +22,7 @@ from torch import Tensor
 
 from distspec.attention.base import Places, Span
 from distspec.attention.parts import two_parts
+from distspec.copies import to_device
 from distspec.kv.pool import KVPool
 
 _SHORT_ROWS = 16
@@ -179,7 +180,7 @@ class SdpaBackend:
         return apart, mask[..., : keys - apart]
 
     def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+        return to_device(torch.tensor(values, dtype=torch.int64), self._device)
 
 
 def _groups(spans: Sequence[Span], most: int) -> list[list[int]]:

@@ -8,7 +8,6 @@ the next plan from the same buffer.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from distspec import copies
 from distspec.attention import kernels, tiles
 from distspec.attention.base import Bucket, Places, Span
 from distspec.attention.tiles import FIELDS, Grid
@@ -139,7 +139,7 @@ class TritonBackend:
             integers += found
             sizes.append(len(found))
         integers += pages
-        device = torch.frombuffer(array("q", integers), dtype=torch.int64).to(self._device, non_blocking=True)
+        device = copies.integers(integers, self._device)
         write, limits, masks, *items, table = device.split_with_sizes([*sizes, len(pages)])
         launches = tuple(_Launch(part.view(-1, FIELDS), lanes) for part, lanes in zip(items, groups, strict=True))
         return Plan(write, limits, masks, table, words, launches)

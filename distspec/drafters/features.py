@@ -22,6 +22,7 @@ from torch import Tensor
 from distspec import config
 from distspec.attention import Span, choose
 from distspec.constraints import Grammars, Hint
+from distspec.copies import integers
 from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Guesses
@@ -223,7 +224,7 @@ class FeatureDrafter(ABC, Generic[Model]):
         return self.pool.features.view(-1, self._model.config.hidden_size)
 
     def integers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+        return integers(values, self.device)
 
     # -- texts ---------------------------------------------------------------------------------
 

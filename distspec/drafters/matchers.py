@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from distspec.copies import integers
+
 _LEAST_WIDTH = 256  # of a buffer of texts on the device, in tokens
 
 
@@ -162,10 +164,11 @@ class DeviceMatcher:
         ends = [length + len(query.path) for length, query in zip(lengths, queries, strict=True)]
         width = _width(max(ends, default=0))
         self._grow(slots=len(self._texts), width=width)
-        slots = self._tensor([self._slots[query.request] for query in queries])
+        slots = integers([self._slots[query.request] for query in queries], self._device)
         texts = self._texts[:, :width].index_select(0, slots)
         _put(texts, [(i, length, query.path) for i, (length, query) in enumerate(zip(lengths, queries, strict=True))])
-        runs, sizes = lookup(texts, self._tensor(ends), max_n=self._max_n, min_n=self._min_n, topk=topk, count=count)
+        at = integers(ends, self._device)
+        runs, sizes = lookup(texts, at, max_n=self._max_n, min_n=self._min_n, topk=topk, count=count)
         answers = torch.cat((sizes[:, :, None], runs), dim=2).tolist()  # the one place that waits for the device
         return [[Run(run[1:], run[0]) for run in answer if run[0]] for answer in answers]
 
@@ -181,9 +184,6 @@ class DeviceMatcher:
             texts[:had, :wide] = self._texts
             self._texts = texts
             self._free += range(had, slots)
-
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
 
 def lookup(texts: Tensor, lengths: Tensor, *, max_n: int, min_n: int, topk: int, count: int) -> tuple[Tensor, Tensor]:
@@ -221,7 +221,7 @@ def _put(texts: Tensor, pieces: Sequence[tuple[int, int, Sequence[int]]]) -> Non
     """Write tokens into rows of [rows, width], in place: (row, first column, tokens)."""
     cells = [(row, start + i, token) for row, start, tokens in pieces for i, token in enumerate(tokens)]
     if cells:
-        row, column, token = torch.tensor(cells, dtype=torch.int64).T.to(texts.device, non_blocking=True)
+        row, column, token = integers([value for cell in cells for value in cell], texts.device).view(-1, 3).T
         texts[row, column] = token.to(texts.dtype)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from distspec import config
 from distspec.attention import DevicePlans, StaticPlans, choose
 from distspec.constraints import Grammars, Guide, Matcher
+from distspec.copies import integers, to_device
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.graphs import Graphs, Sizes
@@ -377,10 +378,10 @@ class Engine:
         """Locations of committed positions, by the page: there may be thousands."""
         pages, offset, size = self.sequence(slot).spots(start, length)
         rows = torch.tensor(pages, dtype=torch.int64)[:, None] * size + torch.arange(size)
-        return rows.flatten()[offset : offset + length].to(self.device, non_blocking=True)
+        return to_device(rows.flatten()[offset : offset + length], self.device)
 
     def _integers(self, values: Seq[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+        return integers(values, self.device)
 
 
 def _check(shape: ModelConfig, taps: Seq[int], max_model_len: int | None) -> None:

@@ -7,7 +7,6 @@ plan is laid out. A step is padded to its bucket: rows that pad write to the poo
 from __future__ import annotations
 
 import logging
-from array import array
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from distspec.attention import Bucket, StaticPlans
+from distspec.copies import put
 from distspec.engine.batch import Batch
 
 log = logging.getLogger(__name__)
@@ -87,9 +87,7 @@ class Graphs:
         integers = [*batch.tokens, *padding, *batch.positions, *padding, *self._plans.lay_out(batch.spans, bucket)]
         if len(integers) > len(self._buffer):
             return None
-        # Pinned anew each time: the allocator keeps the memory until the copy is done, and nobody has to wait.
-        host = torch.frombuffer(array("q", integers), dtype=torch.int64).pin_memory()
-        self._buffer[: len(integers)].copy_(host, non_blocking=True)
+        put(integers, self._buffer[: len(integers)])
         self.last = bucket
         self.replay(bucket)
         return self._logits[: len(batch.tokens)]
@@ -119,7 +117,7 @@ class Graphs:
     def _capture(self, bucket: Bucket, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """A step of padding is captured: what the buffer holds decides nothing of what is launched."""
         idle = [0] * 2 * bucket.rows + self._plans.lay_out([], bucket)
-        self._buffer[: len(idle)].copy_(torch.tensor(idle))
+        put(idle, self._buffer[: len(idle)])
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._compute(bucket)  # kernels are compiled, workspaces allocated

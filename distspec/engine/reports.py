@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from distspec.copies import integers
 from distspec.engine.batch import Batch, Outcome, Segment
 from distspec.protocol.values import TokenLogprobs
 from distspec.sampling import SamplingRows
-from distspec.sampling.copies import integers
 from distspec.sampling.logprobs import Telling, Told, tell
 
 Mode = Literal["raw_logprobs", "processed_logprobs"]

@@ -7,14 +7,13 @@ did: who calls knows. Rows are copied as they are, of any dtype.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from distspec.copies import integers
 from distspec.kernels.pages import BITS
 
 _ROWS = 4
@@ -77,7 +76,7 @@ def pull_pages(
     if not count:
         return
     bits = BITS[data.dtype.itemsize]
-    pages = torch.frombuffer(array("q", [*spots[0], *theirs[0]]), dtype=torch.int64).to(data.device, non_blocking=True)
+    pages = integers([*spots[0], *theirs[0]], data.device)
     runs = min(triton.cdiv(count, _ROWS), _PROGRAMS)
     _kernel[(runs, min(planes + bool(features.shape[1]), _PROGRAMS // runs))](
         data.view(bits),

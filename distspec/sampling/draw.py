@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from distspec.copies import integers, to_device
 from distspec.protocol.values import SamplingParams
-from distspec.sampling.copies import integers
 from distspec.sampling.noise import gumbel, signed
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class SamplingRows:
     def of(cls, params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> SamplingRows:
         """One row per entry of `params`, which draws the token at the absolute position beside it."""
         reals = [(p.temperature, p.top_p, p.min_p) for p in params]
-        integers = [(p.top_k, signed(p.seed), p.choice, at) for p, at in zip(params, positions, strict=True)]
+        keys = [(p.top_k, signed(p.seed), p.choice, at) for p, at in zip(params, positions, strict=True)]
         sampled = tuple(row for row, p in enumerate(params) if p.temperature >= GREEDY_BELOW)
         return cls(
-            torch.tensor(reals, dtype=torch.float32).to(device, non_blocking=True),
-            torch.tensor(integers, dtype=torch.int64).to(device, non_blocking=True),
+            to_device(torch.tensor(reals, dtype=torch.float32), device),
+            to_device(torch.tensor(keys, dtype=torch.int64), device),
             sampled=sampled,
             max_top_k=max((params[row].top_k for row in sampled), default=0),
             any_top_p=any(params[row].top_p < 1 for row in sampled),
@@ -186,7 +186,7 @@ def _perturbed(logits: Tensor, rows: SamplingRows) -> Tensor:
         return logits
     if len(rows.sampled) == logits.shape[0]:
         return _noisy(logits, rows)
-    some = torch.tensor(rows.sampled, device=logits.device)
+    some = integers(rows.sampled, logits.device)
     scores = logits.clone()
     scores[some] = _noisy(logits[some], rows.select(rows.sampled))
     return scores

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from distspec.copies import integers, to_device
 from distspec.protocol.values import SamplingParams
-from distspec.sampling.copies import integers, to_device
 from distspec.sampling.edits import WORD, Bans, Bias, Edit, Mask, Penalties, packed
 from distspec.sampling.tables import Biases, Counts
 

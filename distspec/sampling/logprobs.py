@@ -13,8 +13,8 @@ from math import inf
 import torch
 from torch import Tensor
 
+from distspec.copies import integers, to_host
 from distspec.protocol.values import SamplingParams, TokenLogprobs
-from distspec.sampling.copies import integers, to_host
 from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, process, stay
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from distspec.copies import integers, to_device
 from distspec.sampling.draw import GREEDY_BELOW, SamplingRows, draw
 from distspec.sampling.logprobs import processed
 from distspec.sampling.noise import apart, gumbel, uniform
@@ -68,14 +69,14 @@ class Drafts:
             (token, i, depth, depth + 1 == len(chains[i].tokens))
             for (i, depth), token in zip(places, (t for chain in chains for t in chain.tokens), strict=True)
         ]
-        integers = torch.tensor(columns, dtype=torch.int64).to(laws.device, non_blocking=True)
+        numbers = to_device(torch.tensor(columns, dtype=torch.int64), laws.device)
         return cls(
             rows=tuple(chains[i].row + depth for i, depth in places),
-            tokens=integers[:, 0],
+            tokens=numbers[:, 0],
             laws=laws,
-            chain=integers[:, 1],
-            depth=integers[:, 2],
-            is_last=integers[:, 3].bool(),
+            chain=numbers[:, 1],
+            depth=numbers[:, 2],
+            is_last=numbers[:, 3].bool(),
             chains=len(chains),
             steps=max(len(chain.tokens) for chain in chains),
         )
@@ -131,7 +132,7 @@ def judge(logits: Tensor, rows: SamplingRows, drafts: Drafts, rule: Rule) -> Ten
     """
     found = draw(logits, rows)
     some = rows.select(drafts.rows)
-    at = torch.tensor(drafts.rows, device=logits.device)
+    at = integers(drafts.rows, logits.device)
     p = distribution(logits[at], some)
     q = F.pad(drafts.laws, (0, p.shape[1] - drafts.laws.shape[1]))
     choice, position = apart(some.choice, some.position, _COINS, some.position - drafts.depth)
@@ -152,7 +153,7 @@ def propose(logits: Tensor, rows: SamplingRows, lengths: Sequence[int]) -> tuple
     is allowed, as of a drafter that knows none of the tokens that a mask leaves, the law is 0, the token means nothing.
     """
     laws = distribution(logits, rows)
-    start = torch.tensor(lengths, dtype=torch.int64, device=logits.device)
+    start = integers(lengths, logits.device)
     choice, position = apart(rows.choice, rows.position, _DRAFTS, start)
     noise = gumbel(rows.seed, choice, position, logits.shape[1])
     return noise.add_(laws.log()).argmax(dim=-1), laws

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distspec.copies import integers, to_device
 from distspec.protocol.values import SamplingParams
-from distspec.sampling.copies import integers, to_device
 from distspec.sampling.edits import IN_PROMPT
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distspec.copies import put
 from distspec.engine.graphs import is_out_of_memory
 from distspec.engine.rolling.round import Part, Round
 from distspec.engine.rolling.state import Kind, State
@@ -65,7 +66,7 @@ class RoundGraphs:
             return None
         padded = [*slots, *[self._spare] * (bucket.rows - len(slots))]
         if padded != self._there[: bucket.rows]:
-            self._slots[: bucket.rows].copy_(self._state.upload(padded), non_blocking=True)
+            put(padded, self._slots[: bucket.rows])
             self._there[: bucket.rows] = padded
         if fed is not None:
             captured.fed[: len(slots)].copy_(fed)

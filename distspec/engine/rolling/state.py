@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distspec.copies import integers, to_device
 from distspec.engine.engine import Engine
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import GREEDY_BELOW, SamplingRows
-from distspec.sampling.copies import integers, to_device
 from distspec.sampling.noise import signed
 
 
