@@ -101,8 +101,8 @@ async def _answer(
 ) -> Response:
     extras = Extras(
         spell=service.text.spell,
-        logprobs=jobs[0].params.logprobs is not None,
-        prompt_logprobs=asked.prompt_logprobs is not None,
+        logprobs=jobs[0].params.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
         token_ids=bool(asked.return_token_ids),
         reader=jobs[0].reader,
     )

@@ -5,8 +5,10 @@ Knows tokens, how each is spelled, and what is told of it. Does not know answers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from distspec.protocol.values import TokenLogprobs
 
@@ -56,6 +58,11 @@ def prompt(spell: Spell, tokens: Sequence[int], told: Iterable[TokenLogprobs]) -
             }
         )
     return found
+
+
+def cut(told: Iterable[TokenLogprobs], most: int) -> Iterator[TokenLogprobs]:
+    """With no more of the likeliest tokens than that."""
+    return (structs.replace(said, top=said.top[:most]) for said in told)
 
 
 def _by_name(spell: Spell, token: int, said: TokenLogprobs) -> dict[str, float]:

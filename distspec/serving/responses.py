@@ -32,18 +32,19 @@ _TYPES = {429: "rate_limit_error", 404: "not_found_error", 503: "service_unavail
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What else a request wants to be told: logprobs of the answer and of its prompt, token ids. spell: see
-    serving.logprobs. reader: makes what finds calls of tools in the text of one answer."""
+    """What else a request wants to be told: logprobs of the answer and of its prompt, with how many of the likeliest
+    tokens (None: no logprobs), token ids. spell: see serving.logprobs. reader: makes what finds calls of tools in the
+    text of one answer."""
 
     spell: logprobs.Spell
-    logprobs: bool = False
-    prompt_logprobs: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     token_ids: bool = False
     reader: Callable[[], Reader] = Plain
 
     @property
     def wanted(self) -> bool:
-        return self.logprobs or self.prompt_logprobs or self.token_ids
+        return self.logprobs is not None or self.prompt_logprobs is not None or self.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +120,33 @@ class Envelope:
         return {
             "index": index,
             **content,
-            "logprobs": self._logprobs(part) if self.extras.logprobs else None,
+            "logprobs": self._logprobs(part, self.extras.logprobs) if self.extras.logprobs is not None else None,
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
             **({"token_ids": part.token_ids} if self.extras.token_ids else {}),
             **(self._of_prompt(part.prompt) if self.kind == "completion" else {}),
         }
 
-    def _logprobs(self, part: Completion | Chunk) -> dict[str, Any]:
-        """Of a piece of a completion, those of an echoed prompt come first."""
+    def _logprobs(self, part: Completion | Chunk, most: int) -> dict[str, Any]:
+        """Of a piece of a completion, those of an echoed prompt come first; of these more may be known, since
+        prompt_logprobs is a number of its own."""
         if self.kind == "chat":
             return logprobs.chat(self.extras.spell, part.token_ids, part.logprobs)
         tokens, offsets, told = part.token_ids, part.offsets, part.logprobs
         if part.prompt is None or not part.prompt.offsets:
             return logprobs.completion(self.extras.spell, tokens, offsets, told)
         tokens, offsets = part.prompt.token_ids + tokens, part.prompt.offsets + offsets
-        return logprobs.completion(self.extras.spell, tokens, offsets, (None, *part.prompt.logprobs, *told))
+        return logprobs.completion(
+            self.extras.spell, tokens, offsets, (None, *logprobs.cut(part.prompt.logprobs, most), *told)
+        )
 
     def _of_prompt(self, prompt: PromptReport | None) -> dict[str, Any]:
         """What vLLM tells of a prompt: beside each answer of a completion, once of a chat."""
         found: dict[str, Any] = {}
-        if prompt is not None and self.extras.prompt_logprobs:
-            found["prompt_logprobs"] = logprobs.prompt(self.extras.spell, prompt.token_ids, prompt.logprobs)
+        most = self.extras.prompt_logprobs
+        if prompt is not None and most is not None:
+            told = logprobs.cut(prompt.logprobs, most)
+            found["prompt_logprobs"] = logprobs.prompt(self.extras.spell, prompt.token_ids, told)
         if prompt is not None and self.extras.token_ids:
             found["prompt_token_ids"] = prompt.token_ids
         return found

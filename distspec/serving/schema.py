@@ -199,10 +199,11 @@ def logprobs(request: GenerationRequest) -> int | None:
 
 
 def prompt_logprobs(request: GenerationRequest) -> int | None:
-    """The same for the prompt: a completion that echoes it has the logprobs of the whole text."""
-    if request.prompt_logprobs is None and request.echo and isinstance(request, CompletionRequest):
-        return request.logprobs
-    return request.prompt_logprobs
+    """The same for the prompt: a completion that echoes it has the logprobs of the whole text, beside those that are
+    asked for of the prompt itself."""
+    of_echo = request.logprobs if request.echo and isinstance(request, CompletionRequest) else None
+    asked = [count for count in (request.prompt_logprobs, of_echo) if count is not None]
+    return max(asked, default=None)
 
 
 def biases(request: GenerationRequest) -> tuple[tuple[int, float], ...]:

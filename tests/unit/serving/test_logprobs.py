@@ -199,6 +199,24 @@ async def test_an_echo_without_an_answer_is_the_prompt(
         assert len(told["tokens"]) == len(told["text_offset"]) == len(told["top_logprobs"]) == len(prompt)
 
 
+@pytest.mark.parametrize(("most", "of_prompt"), [(1, 4), (4, 1), (0, 3), (3, 0)])
+async def test_an_echo_and_a_prompt_are_told_of_as_each_is_asked_for(
+    http: httpx.AsyncClient, client: TableClient, most: int, of_prompt: int
+) -> None:
+    asked = {"prompt": [5, 6, 290], "max_tokens": 2, "echo": True, "logprobs": most, "prompt_logprobs": of_prompt}
+    [choice] = (await post(http, asked))["choices"]
+    for i, token in enumerate((6, 290), start=1):
+        assert choice["prompt_logprobs"][i].keys() == _told(token, of_prompt)
+        assert len(choice["logprobs"]["top_logprobs"][i]) == len(_told(token, most))
+    assert [params.prompt_logprobs for _, params, _ in client.submitted] == [4 if 4 in (most, of_prompt) else 3]
+
+
+def _told(token: int, most: int) -> set[str]:
+    """Ids of the tokens that are told of in the place of one."""
+    [said] = logprobs_of([token], most, VOCAB)
+    return {str(token), *(str(other) for other, _ in said.top)}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_logprobs_of_a_prompt_are_computed_once(
     http: httpx.AsyncClient, client: TableClient, stream: bool
