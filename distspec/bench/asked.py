@@ -71,6 +71,7 @@ def measure(
     context = machine("torch", "xgrammar") | {"device": str(device), "context": CONTEXT}
     if device.type == "cuda":
         context |= {"gpu": torch.cuda.get_device_name()}
+        torch.set_num_threads(1)  # as workers compute beside a GPU
     found: list[Row] = []
     for pair in pairs:
         dtype = HALF if device.type == "cuda" else torch.float32

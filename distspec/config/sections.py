@@ -32,8 +32,9 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
-    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores. overlap: on
-    a GPU, leased rounds are launched before the ones before them are read; false is for comparison.
+    """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores, and is 1
+    beside a GPU. overlap: on a GPU, leased rounds are launched before the ones before them are read; false is for
+    comparison.
     logprobs_mode, as in vLLM: of what the model says, or of what is drawn from. Logprobs of a prompt are always raw.
     """
 

@@ -50,7 +50,8 @@ class Bans:
     tokens: Tensor
 
     def apply_(self, logits: Tensor) -> None:
-        logits[self.rows, self.tokens] = -torch.inf
+        # A number of Python's would be copied to the device first, which waits for it.
+        logits.index_put_((self.rows, self.tokens), logits.new_full((), -torch.inf))
 
 
 @dataclass(frozen=True, slots=True)

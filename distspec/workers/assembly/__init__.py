@@ -41,12 +41,13 @@ class Built:
 def build(config: Config, worker: str, threads: int, later: Callable[[Later], None]) -> Built:
     """Load the worker `pool:index`. later: runs an action on its compute thread.
 
-    threads: torch's in this process; -n shares the host's cores among n such workers. Raises ConfigError,
-    ModelNotFound, or what the device says.
+    threads: torch's in this process; -n shares the host's cores among n such workers, to load, and to compute if there
+    is no GPU. Raises ConfigError, ModelNotFound, or what the device says.
     """
-    begin = partial(torch.set_num_threads, threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
-    begin()
+    torch.set_num_threads(threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
     device = _device(config)
+    # Where a GPU computes, the host fills masks and copies: waking threads for these takes longer than they do.
+    begin = partial(torch.set_num_threads, 1 if threads < 0 and device.type == "cuda" else torch.get_num_threads())
     work: Work
     place: Place | None = None
     try:
