@@ -154,18 +154,22 @@ def drive(ctx: Context, request: Request) -> None:
     if wants_lease(ctx, request):
         return  # `settle` leases it once nothing is in flight
     attach(ctx, request)
-    policy = POLICIES[request.acting]()
-    grow(ctx, request, policy)
-    for submission in policy.submit(situation(ctx, request)):
-        submit(ctx, request, submission)
-    grow(ctx, request, policy)  # some only draft beside a forward
+    policy, now = POLICIES[request.acting](), situation(ctx, request)
+    if grow(ctx, request, policy, now):
+        now = situation(ctx, request)
+    wishes = policy.submit(now)
+    for wish in wishes:
+        submit(ctx, request, wish)
+    if wishes:  # some only draft beside a forward
+        grow(ctx, request, policy, situation(ctx, request))
 
 
-def grow(ctx: Context, request: Request, policy: Policy) -> None:
-    now = situation(ctx, request)
+def grow(ctx: Context, request: Request, policy: Policy, now: Situation) -> bool:
+    """Ask for the drafts that the policy wishes; whether it wishes any."""
     growth = policy.grow(now)
     if growth is not None:
         draft(ctx, request, growth, now)
+    return growth is not None
 
 
 def advance(ctx: Context, request: Request) -> bool:

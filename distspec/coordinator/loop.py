@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from distspec.coordinator import events
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.journal import Journal
 from distspec.coordinator.machine import Machine
+from distspec.coordinator.notes import Note
 from distspec.coordinator.observe import Observer
 from distspec.errors import HandshakeRefused, IllegalTransition, Unavailable
 from distspec.protocol.channel import Hub, Peer
@@ -41,6 +42,16 @@ class Watcher(Protocol):
     def joined(self, worker: str, incarnation: int) -> None: ...
 
     def left(self, worker: str, incarnation: int, reason: str) -> None: ...
+
+
+class _Handled(NamedTuple):
+    """See Observer.handled."""
+
+    event: Event
+    commands: Sequence[Command]
+    notes: Sequence[Note]
+    now_s: float
+    took_s: float
 
 
 class Loop:
@@ -117,11 +128,10 @@ class Loop:
             self._watcher.joined(peer.name, peer.incarnation)
 
     def arrived(self, peer: Peer, messages: list[Message]) -> None:
-        for message in messages:
-            if peer.is_client:
-                self._handle(events.FromClient(peer.name, cast(Any, message)))
-            else:
-                self._handle(events.FromWorker(peer.name, peer.incarnation, cast(Any, message)))
+        if peer.is_client:
+            self._handle(*(events.FromClient(peer.name, cast(Any, message)) for message in messages))
+        else:
+            self._handle(*(events.FromWorker(peer.name, peer.incarnation, cast(Any, message)) for message in messages))
 
     def left(self, peer: Peer, reason: str) -> None:
         if peer.is_client:
@@ -141,7 +151,15 @@ class Loop:
         if self._journal is not None:
             self._journal.flush()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, *batch: Event) -> None:
+        """Let the machine take events in order, and send what it commands. Workers wait for that, so what is to be seen
+        of it is written down afterwards."""
+        handled = [self._take(event) for event in batch]
+        self._hub.flush()
+        for one in handled:
+            self._observer.handled(*one)
+
+    def _take(self, event: Event) -> _Handled:
         now_s, began_s = self._clock(), time.perf_counter()
         commands: list[Command] = []
         try:
@@ -153,8 +171,7 @@ class Loop:
                 self._journal.write(now_s, event, commands)
         for command in commands:
             self._do(command)
-        took_s = time.perf_counter() - began_s
-        self._observer.handled(event, commands, self._machine.notes, time.time(), took_s)
+        return _Handled(event, commands, self._machine.notes, time.time(), time.perf_counter() - began_s)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, events.Suspect):

@@ -171,4 +171,6 @@ class Planner:
         return Facts(load, (tuple(round(share, 3) for share in guesses.odds()),))
 
     def _of(self, kind: Kind) -> Acceptance:
-        return self._odds.setdefault(kind, Acceptance())
+        if kind not in self._odds:
+            self._odds[kind] = Acceptance()
+        return self._odds[kind]

@@ -40,9 +40,11 @@ class Acceptance:
         self._tried = [[0.0] * ranks for _ in range(DEPTHS)]
         self._right = [[0.0] * ranks for _ in range(DEPTHS)]
         self._weight = [1.0] * ranks
+        self._together: tuple[float, ...] | None = None
 
     def observe(self, depth: int, rank: int | None, children: int) -> None:
         """Weights grow instead of all counts shrinking; they are scaled back before they overflow."""
+        self._together = None
         level = min(depth, DEPTHS - 1)
         known = min(children, len(self.prior))
         right = known if rank is None else rank
@@ -58,6 +60,13 @@ class Acceptance:
 
         A depth that was seldom seen is taken to be like all together, and these, at first, like the prior.
         """
+        if depth is not None:
+            return self._odds(depth)
+        if self._together is None:  # asked for several times a message, while workers wait
+            self._together = self._odds(None)
+        return self._together
+
+    def _odds(self, depth: int | None) -> tuple[float, ...]:
         out, wrong = list[float](), 1.0
         for share in self.shares(depth):
             out.append(wrong * share)

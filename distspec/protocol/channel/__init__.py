@@ -9,7 +9,7 @@ term or incarnation are dropped here and nowhere else. Silence is told by heartb
 stopped process nor a cut cable closes a connection. A ROUTER drops what it cannot route unless routing is
 mandatory, so it is, and an unroutable frame ends the link.
 
-All messages queued in one turn of the event loop leave in one frame per peer.
+All messages queued in one turn of the event loop leave in one frame per peer, or at once by `Hub.flush`.
 """
 
 from __future__ import annotations

@@ -122,8 +122,15 @@ class Hub:
         session.outbox.append(message)
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         return True
+
+    def flush(self) -> None:
+        """Send what is queued at once, and not only in the next turn of the event loop."""
+        self._flushing = False
+        for session in list(self._sessions.values()):
+            if session.outbox:
+                self._send_now(session)
 
     def reset(self, name: str, reason: str) -> None:
         """End a peer's link; `left` is told in a later turn of the event loop."""
@@ -136,12 +143,6 @@ class Hub:
         version, number, _, _, _, mechanism, key = [*request, *[b""] * 7][:7]
         good = mechanism == b"CURVE" and z85encode(key) == self._keys.client_public.encode()
         self._guard.send([version, number, *((b"200", b"OK") if good else (b"400", b"unknown key")), b"", b""])
-
-    def _flush(self) -> None:
-        self._flushing = False
-        for session in list(self._sessions.values()):
-            if session.outbox:
-                self._send_now(session)
 
     def _send_now(self, session: _Session) -> None:
         messages, session.outbox = session.outbox, []

@@ -24,7 +24,7 @@ from distspec.coordinator.replay import replay
 from distspec.errors import BadMessage, InvalidField, LinkLost, Unavailable
 from distspec.protocol.channel import Hub, Link
 from distspec.protocol.keys import Endpoint, FleetKeys
-from distspec.protocol.messages import Hello, Message
+from distspec.protocol.messages import ClientWelcome, Hello, Message, Welcome
 from distspec.protocol.values import SamplingParams, SpeculationChoice
 from distspec.sim.drafter import SimDrafter
 from distspec.sim.model import ToyModel
@@ -173,6 +173,20 @@ async def test_streams_are_the_plain_targets_whatever_the_policy(fleet: Fleet) -
         assert found == [plain(prompt) for prompt in PROMPTS]
     seen = {(span.track, span.name) for span in life.trace.spans()}
     assert {("draft:0", "draft"), ("coordinator", "commit"), ("decode:0", "verify")} <= seen
+
+
+async def test_what_is_commanded_has_left_before_it_is_looked_at(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = fleet.coordinator()
+    waiting: list[Message] = []
+
+    def watch(*_: Any) -> None:
+        waiting.extend(message for session in life.hub._sessions.values() for message in session.outbox)
+
+    monkeypatch.setattr(life.observer, "handled", watch)
+    for name in ("decode:0", "draft:0"):
+        await fleet.worker(name)
+    assert await stream(await fleet.client(), PROMPTS[0], "sd") == plain(PROMPTS[0])
+    assert not [message for message in waiting if not isinstance(message, Welcome | ClientWelcome)]
 
 
 async def test_streams_go_on_under_the_next_coordinator(fleet: Fleet) -> None:

@@ -145,6 +145,17 @@ async def test_messages_of_one_turn_share_a_frame(fleet: Fleet) -> None:
     assert sum(what == "arrived" for what, _, _ in fleet.handler.log) == 1
 
 
+async def test_a_flush_sends_once_what_is_queued(fleet: Fleet) -> None:
+    link, inbox, _ = fleet.link()
+    await link.open()
+    for i in range(3):
+        fleet.hub.send("verify:0", Cancel(key=str(i)))
+        fleet.hub.flush()
+        assert link._pump._socket.poll(1000)  # with the event loop held up
+    await settle(lambda: len(inbox) == 3)
+    assert inbox == [Cancel(key=str(i)) for i in range(3)]
+
+
 @pytest.mark.parametrize("jump", [1, -1])
 async def test_a_gap_or_a_repeated_frame_ends_the_link_on_both_sides(fleet: Fleet, jump: int) -> None:
     link, _, lost = fleet.link()

@@ -124,6 +124,16 @@ def test_odds_are_odds(seen: list[tuple[int, int | None, int]]) -> None:
         assert sum(odds) <= 1 + 1e-9
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 4), st.integers(0, 5)), max_size=50))
+def test_being_asked_changes_nothing(seen: list[tuple[int, int | None, int]]) -> None:
+    asked, silent = Acceptance(), Acceptance()
+    for one in seen:
+        asked.odds()
+        asked.observe(*one)
+        silent.observe(*one)
+    assert asked.odds() == silent.odds() == asked.odds()
+
+
 def test_counts_never_overflow_and_rescaling_changes_nothing() -> None:
     learned = Acceptance()
     for i in range(45 * HALF_LIFE):  # past 2**40
