@@ -123,6 +123,12 @@ def lender_of(drafter: Drafter | None) -> Lender | None:
     return lender
 
 
+def engine_of(drafter: Drafter | None) -> Engine | None:
+    """What of a drafter is an engine that can draft chains on the device."""
+    lender = lender_of(drafter)
+    return lender.engine if lender is not None and isinstance(lender.engine, Engine) else None
+
+
 def taps_of(drafter: Drafter | None) -> tuple[int, ...]:
     """Where in the target a drafter wants its features read, see models.Taps; most want none, and say nothing of it."""
     taps: tuple[int, ...] = getattr(drafter, "taps", ())

@@ -27,11 +27,10 @@ from distspec.drafters.base import DraftRow, Proposal, check_row, common, limite
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Guesses
 from distspec.engine.acceptance import COUPLED, Acceptance
-from distspec.engine.sizing import pages_that_fit
+from distspec.engine.sizing import pages_that_fit, pool_of
 from distspec.errors import InvalidValue, OutOfPages
 from distspec.kv import sequence as kv
 from distspec.kv.pages import PageAllocator
-from distspec.kv.pool import KVPool
 from distspec.models.base import Paged
 from distspec.models.config import ModelConfig
 from distspec.protocol.values import SamplingParams, Shape
@@ -144,16 +143,7 @@ class FeatureDrafter(ABC, Generic[Model]):
         if options.tokens_in(pages) < 1:
             raise InvalidValue("engine.num_pages", pages, f"at least {options.pages_for(1)}, one request of one token")
         self.max_model_len = min(max_model_len, options.tokens_in(pages))
-        self.pool = KVPool(
-            shape.num_layers,
-            pages * options.page_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            latent=shape.kv_latent,
-            features=self.kept * shape.hidden_size,
-            dtype=model.dtype,
-            device=device,
-        )
+        self.pool = pool_of(shape, pages * options.page_size, self.kept * shape.hidden_size, model.dtype, device)
         self._books = kv.Books(PageAllocator(pages, options.page_size), None)
         self._edits = _Edits(shape.vocab_size, device, grammars)
         self._texts: dict[int, Text] = {}  # least recently used first

@@ -8,13 +8,11 @@ the same operation here: a segment of tokens and nodes.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,25 +24,20 @@ from distspec.constraints import Grammars, Guide, Matcher
 from distspec.copies import integers, to_device
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
+from distspec.engine.capture import Capture, capturing
 from distspec.engine.graphs import Graphs, Sizes
 from distspec.engine.reports import Reports
-from distspec.engine.sizing import pages_that_fit
-from distspec.errors import InvalidValue, OutOfPages, OutOfSlots
+from distspec.engine.sizing import pages_that_serve, pool_of
+from distspec.errors import InvalidValue, OutOfSlots
 from distspec.kv.pages import PageAllocator
-from distspec.kv.pool import KVPool
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
 from distspec.models.base import Model, Paged, Taps
-from distspec.models.config import ModelConfig
-from distspec.protocol.values import ROOT, Node, SamplingParams
+from distspec.protocol.values import SamplingParams
 from distspec.sampling import Asked, Editor, SamplingRows
 from distspec.sampling.logprobs import Telling
 
 log = logging.getLogger(__name__)
-
-MEASURED_ROWS = (1, 2, 4, 8, 16)
-_MEASURE_S = 0.8
-_MEASURE_CONTEXT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +53,12 @@ class Engine:
     """One model on one device.
 
     capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
-    slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any. taps:
-    where in the model features are read, see models.Taps; what they are for, it does not know. acceptance: how it
-    guesses, as a drafter's, and judges, as the target's. grammars: of the model's tokenizer; without, requests with a
-    constraint cannot be held to it. launched: called in each step when the model's layers are launched and its outcomes
-    not drawn yet: KV of the positions that it commits is there when what this thread has launched so far is done.
+    slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any; capture:
+    what these, and others that hold its forward, are captured with. taps: where in the model features are read, see
+    models.Taps; what they are for, it does not know. acceptance: how it guesses, as a drafter's, and judges, as the
+    target's. grammars: of the model's tokenizer; without, requests with a constraint cannot be held to it. launched:
+    called in each step when the model's layers are launched and its outcomes not drawn yet: KV of the positions that it
+    commits is there when what this thread has launched so far is done.
     """
 
     def __init__(
@@ -82,30 +76,18 @@ class Engine:
 
         Raises InvalidValue if the model has no such taps, or it or the pool cannot hold what is configured.
         """
-        shape = model.config
-        _check(shape, taps, max_model_len)
-        longest = max_model_len or shape.max_position
-        features = len(taps) * shape.hidden_size
-        pages = pages_that_fit(shape, options, longest, model.dtype, device, features)
-        if pages < options.pages_for(max_model_len or 1):
-            raise _too_few(pages, options, max_model_len)
+        shape, features = model.config, len(taps) * model.config.hidden_size
+        if not all(0 <= layer <= shape.num_layers for layer in taps):
+            raise InvalidValue("taps", list(taps), f"layers of the target, 0 to {shape.num_layers}")
+        pages = pages_that_serve(shape, options, max_model_len, model.dtype, device, features)
         self.model = model
         self.taps = tuple(taps)
         self.device = device
         self.page_size = options.page_size
         self.slots = options.max_num_seqs
         self.capacity = pages * options.page_size
-        self.max_model_len = min(longest, options.tokens_in(pages))
-        self.pool = KVPool(
-            shape.num_layers,
-            self.capacity,
-            shape.num_kv_heads,
-            shape.head_dim,
-            latent=shape.kv_latent,
-            features=features,
-            dtype=model.dtype,
-            device=device,
-        )
+        self.max_model_len = min(max_model_len or shape.max_position, options.tokens_in(pages))
+        self.pool = pool_of(shape, self.capacity, features, model.dtype, device)
         allocator = PageAllocator(pages, options.page_size)
         self.books = Books(allocator, PrefixCache(allocator) if options.prefix_cache else None)
         backend, reason = choose(options.attention_backend, device, model.dtype, latent=shape.latent is not None)
@@ -118,8 +100,9 @@ class Engine:
         self.launched: Callable[[], None] = lambda: None
         self._open: dict[int, _Slot] = {}
         self._free = list(range(self.slots))  # a heap
-        with torch.inference_mode():
-            self.graphs = self._captured(options)
+        self.capture: Capture | None
+        self.graphs: Graphs | None
+        self.capture, self.graphs = self._graphs(options)
         log.info("attention %s; %d KV pages of %d positions on %s", reason, pages, options.page_size, device)
 
     # -- slots ---------------------------------------------------------------------------------
@@ -172,6 +155,13 @@ class Engine:
         self.books.check(slot.sequence for slot in self._open.values())
 
     # -- steps ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prepare(self, only_largest: bool = False) -> None:
+        """Capture the graphs of steps now; else each waits for its first step. only_largest: those that take the most
+        memory, which the others reuse."""
+        if self.graphs is not None:
+            self.graphs.prepare(only_largest)
 
     @torch.inference_mode()
     def step(self, segments: Seq[Segment]) -> list[Outcome[int]]:
@@ -250,20 +240,22 @@ class Engine:
     def _sampling(self, batch: Batch) -> SamplingRows:
         return SamplingRows.of(batch.params, batch.draws, self.device)
 
-    def _captured(self, options: config.Engine) -> Graphs | None:
-        """Graphs of the forward, where they are wanted and the attention backend's plans can stay in place."""
-        if self.device.type != "cuda" or not options.cuda_graphs:
-            return None
+    @torch.inference_mode()
+    def _graphs(self, options: config.Engine) -> tuple[Capture, Graphs] | tuple[None, None]:
+        """Of the forward, where they are wanted and the attention backend's plans can stay in place."""
+        capture = capturing(self.device) if options.cuda_graphs else None
+        if capture is None:
+            return None, None
         if not isinstance(self._attention, StaticPlans):
             log.info("no CUDA graphs: attention backend %s plans anew each step", options.attention_backend)
-            return None
+            return None, None
         sizes = Sizes(
             rows=options.max_num_seqs * (1 + options.max_scratch_nodes),
             scratch=options.max_scratch_nodes,
             pages=options.max_num_seqs * options.pages_for(self.max_model_len),
             vocab=self.model.config.vocab_size,
         )
-        return Graphs(self._logits, self._attention, sizes, self.device)
+        return capture, Graphs(self._logits, self._attention, sizes, capture, self.device)
 
     def _logits(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
         return self.model.logits(self.hidden(tokens, positions, plan))
@@ -331,37 +323,6 @@ class Engine:
         positions = content.numel() // self.pool.width
         self.pool.scatter(self._rows_of(slot, start, positions), content)
 
-    def measure(self) -> tuple[float, ...]:
-        """Median time of a step of 1, 2, 4, 8, 16 rows in units of one row; empty if the pool is too small.
-
-        Takes about a second; call it before requests arrive. Needs a free slot.
-        """
-        slot = self.open((), SamplingParams(max_tokens=1, temperature=0.0), use_cache=False)
-        times: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS}
-        try:
-            self.reserve(slot, _MEASURE_CONTEXT + max(MEASURED_ROWS))
-            self.step([Segment(slot, (0,) * _MEASURE_CONTEXT, want=False)])
-            self._timed(slot, max(MEASURED_ROWS))
-            deadline = time.perf_counter() + _MEASURE_S
-            while not times[1] or time.perf_counter() < deadline:
-                for rows in MEASURED_ROWS:
-                    times[rows].append(self._timed(slot, rows))
-        except OutOfPages:
-            return ()
-        finally:
-            self.close(slot, keep=False)
-        one = median(times[1])
-        return tuple(median(times[rows]) / one for rows in MEASURED_ROWS)
-
-    def _timed(self, slot: int, rows: int) -> float:
-        """Seconds of a step of sibling nodes, which are dropped again."""
-        nodes = tuple(Node(id=i, parent=ROOT, token=0) for i in range(rows))
-        start = time.perf_counter()
-        self.step([Segment(slot, (), nodes)])
-        end = time.perf_counter()
-        self.commit(slot, (), drop=range(rows))
-        return end - start
-
     # -- helpers -------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -382,20 +343,3 @@ class Engine:
 
     def _integers(self, values: Seq[int]) -> Tensor:
         return integers(values, self.device)
-
-
-def _check(shape: ModelConfig, taps: Seq[int], max_model_len: int | None) -> None:
-    if not all(0 <= layer <= shape.num_layers for layer in taps):
-        raise InvalidValue("taps", list(taps), f"layers of the target, 0 to {shape.num_layers}")
-    if max_model_len is not None and max_model_len > shape.max_position:
-        raise InvalidValue("model.max_model_len", max_model_len, f"at most {shape.max_position}, the model's own")
-
-
-def _too_few(pages: int, options: config.Engine, max_model_len: int | None) -> InvalidValue:
-    """Names the key that would help: the pool's size where it is configured, else what memory leaves too little for."""
-    need = options.pages_for(max_model_len or 1)
-    if options.num_pages is not None:
-        return InvalidValue("engine.num_pages", pages, f">= {need} to hold a request and its scratch nodes")
-    if max_model_len is not None and (room := options.tokens_in(pages)):
-        return InvalidValue("model.max_model_len", max_model_len, f"at most {room}: memory holds {pages} KV pages")
-    return InvalidValue("engine.max_scratch_nodes", options.max_scratch_nodes, f"fewer: memory holds {pages} KV pages")

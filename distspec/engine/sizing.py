@@ -89,6 +89,40 @@ def pages_that_fit(
     return min(fit, one * options.max_num_seqs)
 
 
+def pages_that_serve(
+    model: ModelConfig,
+    options: config.Engine,
+    max_model_len: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    features: int = 0,
+) -> int:
+    """As `pages_that_fit`, with room for a request of the model's length, or of any if that is None.
+
+    Raises InvalidValue, which names the key that would help: the pool's size where it is configured, else what memory
+    leaves too little for.
+    """
+    if max_model_len is not None and max_model_len > model.max_position:
+        raise InvalidValue("model.max_model_len", max_model_len, f"at most {model.max_position}, the model's own")
+    pages = pages_that_fit(model, options, max_model_len or model.max_position, dtype, device, features)
+    need = options.pages_for(max_model_len or 1)
+    if pages >= need:
+        return pages
+    if options.num_pages is not None:
+        raise InvalidValue("engine.num_pages", pages, f">= {need} to hold a request and its scratch nodes")
+    if max_model_len is not None and (room := options.tokens_in(pages)):
+        raise InvalidValue("model.max_model_len", max_model_len, f"at most {room}: memory holds {pages} KV pages")
+    raise InvalidValue("engine.max_scratch_nodes", options.max_scratch_nodes, f"fewer: memory holds {pages} KV pages")
+
+
+def pool_of(model: ModelConfig, locations: int, features: int, dtype: torch.dtype, device: torch.device) -> KVPool:
+    """For the keys and values of a model, and so many values beside them."""
+    kept = (model.num_kv_heads, model.head_dim)
+    return KVPool(
+        model.num_layers, locations, *kept, latent=model.kv_latent, features=features, dtype=dtype, device=device
+    )
+
+
 def sized(
     options: config.Engine,
     device: torch.device,

@@ -12,7 +12,7 @@ from itertools import count
 
 from torch import Tensor
 
-from distspec.drafters.base import Drafter
+from distspec.drafters.base import Drafter, engine_of
 from distspec.engine import Engine
 from distspec.errors import BadConstraint, IllegalTransition, OutOfSlots
 from distspec.muster import Muster
@@ -79,9 +79,13 @@ class Desk:
         self._admission = Admission(engine, self._held, max_num_batched_tokens)
         self.tickets = Tickets(engine, self._held, clock, self._advance, self._outbox)
 
-    def prepare(self, steps: Iterable[int]) -> None:
-        """See Loop.prepare."""
-        self._loop.prepare(steps)
+    def prepare(self, steps: Iterable[int], only_largest: bool = False) -> None:
+        """Capture graphs of steps, and of rounds of so many drafts, before requests arrive; else the first of each kind
+        waits for that. only_largest: those that take the most memory, which the others reuse."""
+        for engine in (self._engine, engine_of(self._drafter)):
+            if engine is not None:
+                engine.prepare(only_largest)
+        self._loop.prepare(steps, only_largest)
 
     # -- messages ------------------------------------------------------------------------------
 

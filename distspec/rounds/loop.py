@@ -82,11 +82,11 @@ class Loop:
         self._rounds: deque[_Round] = deque()
         self._read_s = 0.0
 
-    def prepare(self, steps: Iterable[int]) -> None:
-        """Have what rounds of so many drafts need, before requests arrive; else the first of each kind waits for it."""
-        for drafts in steps:
+    def prepare(self, steps: Iterable[int], only_largest: bool = False) -> None:
+        """Capture the graphs of rounds of so many drafts, see Rolling.prepare; the most first, which take most."""
+        for drafts in sorted(steps, reverse=True):
             if self._rolling.can(drafts):
-                self._rolling.prepare(drafts)
+                self._rolling.prepare(drafts, only_largest)
 
     def ready(self) -> bool:
         """There is something to launch or to read."""

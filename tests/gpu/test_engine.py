@@ -9,6 +9,7 @@ import torch
 
 from distspec import config
 from distspec.engine import Engine
+from distspec.engine.measure import step_costs
 from distspec.errors import ConfigError
 from distspec.models import random_model
 from distspec.models.llama import Llama
@@ -70,4 +71,4 @@ def test_a_pool_without_a_size_is_refused_and_one_with_a_size_can_be_measured(mo
         Engine(model, config.Engine(), device=CUDA)
     engine = Engine(model, config.Engine(num_pages=40), device=CUDA)
     assert engine.capacity == 40 * engine.page_size
-    assert len(engine.measure()) == 5
+    assert len(step_costs(engine)) == 5

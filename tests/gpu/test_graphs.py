@@ -23,7 +23,9 @@ CUDA = torch.device("cuda")
 
 def made(model: Llama, **options: object) -> Engine:
     chosen = config.Engine(**{"num_pages": 200, "max_num_seqs": 4, "max_scratch_nodes": 40, **options})
-    return Engine(model, chosen, device=CUDA, taps=(0, 2))
+    engine = Engine(model, chosen, device=CUDA, taps=(0, 2))
+    engine.prepare()
+    return engine
 
 
 def rounds(engine: Engine, seed: int, count: int) -> Iterator[list[int]]:

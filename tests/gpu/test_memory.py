@@ -58,6 +58,7 @@ def worker(share: float, told: Connection) -> None:
     assemble = partial(assembled, role="decode", model=model, draft=draft, device=CUDA, grammars=None)
     config = target_sized(config, "decode", model, CUDA, assemble)
     made: Assembled = assemble(config)
+    made.desk.prepare(made.steps)
     small = structs.replace(config.model, max_model_len=None)
     for _ in range(2):
         rehearse(made.engine, config.engine)
@@ -113,6 +114,7 @@ def test_a_rehearsal_leaves_nothing() -> None:
 
     def play() -> list[KVPool]:
         made = assembled(bare, "decode", model, draft, CUDA, None)
+        made.desk.prepare(made.steps, only_largest=True)
         rehearse(made.engine, small)
         rehearse_desk(made.desk, made.engine, bare, made.drafts)
         return made.pools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -158,3 +159,28 @@ def test_kernels_are_the_plain_torch() -> None:
         check_spread(seed, CUDA)
         check_settle(seed, CUDA)
         check_make_up(seed, [None, 0.0, 0.8, 1.0][seed % 4], [2, 97, 128256][seed % 3], CUDA)
+
+
+def test_too_little_memory_leaves_out_large_rounds(caplog: pytest.LogCaptureFixture) -> None:
+    shape = replace(TINY, vocab_size=300_000)
+    target, reference = (random_model(shape, seed=3, dtype=torch.float32, device=device) for device in (CUDA, CPU))
+    here = books(target, prefix_layers(target, 1), max_num_seqs=64, num_pages=2000)
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    # The logits of 64 rows with 3 drafts take 307 MB.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 250 * 2**20) / total)
+    try:
+        with caplog.at_level(logging.WARNING):
+            here.rolling.prepare(3)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "rounds of 64 rows and 3 drafts" in caplog.text
+    assert "rounds of 1 rows" not in caplog.text
+    warned, plainly = len(caplog.records), Engine(reference, config.Engine(page_size=4, num_pages=400), device=CPU)
+    texts = [here.enter([i, 7], GREEDY) for i in range(40)]
+    for count in (40, 3):
+        here.launch([text.slot for text in texts[:count]], 3)
+    for text in texts[:4]:
+        found = here.leave(text)
+        assert found == plain(plainly, text.tokens[:2], GREEDY, len(found))
+    assert len(caplog.records) == warned

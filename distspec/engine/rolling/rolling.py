@@ -24,7 +24,7 @@ from distspec.engine.engine import Engine
 from distspec.engine.rolling.chains import Chains, EngineChains
 from distspec.engine.rolling.copies import Copies
 from distspec.engine.rolling.flight import Begun, Drafted, Flight, Judged, Row
-from distspec.engine.rolling.graphs import Bucket, RoundGraphs
+from distspec.engine.rolling.graphs import RoundGraphs
 from distspec.engine.rolling.led import Led, cut
 from distspec.engine.rolling.round import Part, Round
 from distspec.engine.rolling.state import Kind, State
@@ -54,7 +54,7 @@ class Rolling:
             self._chains = drafter(self._state, target.max_model_len)
         self._round = Round(self._state, target, self._chains, odds)
         self._rows: dict[int, Row] = {}
-        self._graphs = RoundGraphs(self._round, self._state) if target.graphs is not None else None
+        self._graphs = RoundGraphs(self._round, self._state, target.capture) if target.capture is not None else None
         self._copies = Copies(target.device)
         self._led: Led | None = None
         if self._drafter is not None and isinstance(self._chains, EngineChains):
@@ -65,12 +65,20 @@ class Rolling:
         return self._target.plans is not None and (steps == 0 or self._chains is not None)
 
     @torch.inference_mode()
-    def prepare(self, steps: int) -> None:
-        """Capture the graphs of rounds of so many drafts now, largest first, so that the others reuse its memory; else
-        each waits for its first round."""
+    def prepare(self, steps: int, only_largest: bool = False) -> None:
+        """Capture the graphs of rounds of so many drafts now; else each waits for its first round. only_largest: those
+        that take the most memory, which the others reuse."""
         if self._graphs is not None:
-            for power in reversed(range((self._target.slots - 1).bit_length() + 1)):
-                self._graphs.captured(Bucket(Part("whole", steps), 1 << power, truncates=False))
+            self._graphs.prepare(self._parts(steps), only_largest)
+
+    def _parts(self, steps: int) -> list[Part]:
+        """All that rounds of so many drafts may be launched as."""
+        parts = [Part("whole", steps), Part("judge", steps)]
+        if steps:
+            parts.append(Part("draft", steps))
+        if steps and self._led is not None:
+            parts += [Part("root"), Part("further")]
+        return parts
 
     @torch.inference_mode()
     def enter(self, slot: int, root: int, draft_slot: int | None) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from distspec.config import Config
-from distspec.engine.graphs import is_out_of_memory
+from distspec.engine.capture import is_out_of_memory
 from distspec.engine.sizing import ran_out
 from distspec.protocol.messages import Hello
 from distspec.transfer.meeting import Place

@@ -15,13 +15,13 @@ from distspec import models
 from distspec.config import Config
 from distspec.config import Engine as EngineOptions
 from distspec.drafters import draft_model
-from distspec.drafters.base import pools_of
+from distspec.drafters.base import engine_of, pools_of
 from distspec.engine.sizing import sized
 from distspec.errors import FleetError
 from distspec.kv.pool import KVPool
 from distspec.protocol.messages import Hello
 from distspec.rounds.arrivals import Arrivals
-from distspec.workers.assembly.parts import drafters_of, grammars_of, share_of, taps_of, transport_of
+from distspec.workers.assembly.parts import captures, drafters_of, grammars_of, share_of, taps_of, transport_of
 from distspec.workers.compute import Later
 from distspec.workers.draft import DraftWork
 from distspec.workers.rehearsal import rehearse_drafter
@@ -43,6 +43,8 @@ def draft_work(
         small = msgspec.structs.replace(config, engine=options)
         made = drafters_of(small, model, longest, shape.vocab_size, device, grammars)
         for one in made:
+            if (engine := engine_of(one)) is not None:
+                engine.prepare(only_largest=True)
             if one is not None:
                 rehearse_drafter(one, small, longest, width, dtype, device)
         return [pool for one in made for pool in pools_of(one)]
@@ -52,6 +54,9 @@ def draft_work(
     drafter, quick = drafters_of(made, model, longest, shape.vocab_size, device, grammars)
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
+    if (engine := engine_of(drafter)) is not None:
+        with captures(device):
+            engine.prepare()
     hello = Hello(
         worker=worker,
         role="draft",

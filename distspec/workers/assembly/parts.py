@@ -5,7 +5,10 @@ Knows the configuration, folders of models, and how peers find each other. Does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -23,6 +26,8 @@ from distspec.transfer.collective import Collective
 from distspec.transfer.links import link
 from distspec.transfer.meeting import Place
 from distspec.workers.names import actor, actor_name, node_address
+
+log = logging.getLogger(__name__)
 
 
 def taps_of(config: Config, shape: models.ModelConfig) -> tuple[int, ...]:
@@ -68,6 +73,18 @@ def drafters_of(
             for one in made
         ]
     return made[0], made[1]
+
+
+@contextmanager
+def captures(device: torch.device) -> Iterator[None]:
+    """Tell what it took in time and memory of a GPU to capture graphs."""
+    if device.type != "cuda":
+        yield
+        return
+    start, (before, _) = time.perf_counter(), torch.cuda.mem_get_info(device)
+    yield
+    seconds, (after, _) = time.perf_counter() - start, torch.cuda.mem_get_info(device)
+    log.info("CUDA graphs captured in %.1f s; they took %.2f GiB", seconds, (before - after) / 2**30)
 
 
 def share_of(config: Config, role: str) -> float:

@@ -21,6 +21,7 @@ from distspec.drafters import draft_model
 from distspec.drafters.base import pools_of
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES
+from distspec.engine.measure import step_costs
 from distspec.engine.rehearsal import rehearse
 from distspec.engine.sizing import sized
 from distspec.engine.synthetic import SyntheticEngine
@@ -30,7 +31,7 @@ from distspec.models.llama import Llama
 from distspec.protocol.messages import Hello
 from distspec.rounds.desk import Desk
 from distspec.transfer.meeting import Place
-from distspec.workers.assembly.parts import drafters_of, grammars_of, share_of, taps_of, transport_of
+from distspec.workers.assembly.parts import captures, drafters_of, grammars_of, share_of, taps_of, transport_of
 from distspec.workers.compute import Later
 from distspec.workers.rehearsal import chains, rehearse_desk
 from distspec.workers.target import TargetWork
@@ -46,9 +47,12 @@ def target_work(
     # Loaded once: what is rehearsed has it too.
     draft = draft_model(config, device=device, target=model) if _drafts_here(config, role) else None
     assemble = partial(assembled, role=role, model=model, draft=draft, device=device, grammars=grammars)
-    engine, desk, drafts, _ = assemble(target_sized(config, role, model, device, assemble))
+    made = assemble(target_sized(config, role, model, device, assemble))
+    with captures(device):
+        made.desk.prepare(made.steps)
+    engine = made.engine
     transport = transport_of(config, worker, device)
-    work = TargetWork(engine, desk, transport, later)
+    work = TargetWork(engine, made.desk, transport, later)
     hello = Hello(
         worker=worker,
         role=role,
@@ -59,17 +63,19 @@ def target_work(
         page_size=engine.page_size,
         max_model_len=engine.max_model_len,
         vocab_size=model.config.vocab_size,
-        step_cost=engine.measure(),
-        drafts=drafts,
+        step_cost=step_costs(engine),
+        drafts=made.drafts,
     )
     return work, hello, transport.place
 
 
 class Assembled(NamedTuple):
-    """drafts: there is a drafter. pools: of the engine and the drafters."""
+    """steps: numbers of drafts of the rounds that may roll there. drafts: there is a drafter. pools: of the engine and
+    the drafters."""
 
     engine: Engine
     desk: Desk
+    steps: Collection[int]
     drafts: bool
     pools: list[KVPool]
 
@@ -108,9 +114,8 @@ def assembled(
         overlap=config.engine.overlap and device.type == "cuda",  # a CPU has computed a round when it is launched
         odds=config.speculation.synthetic_acceptance or (),
     )
-    if role == "decode":
-        desk.prepare({0, *_chains(config)} if local else {0})
-    return Assembled(engine, desk, drafter is not None, [engine.pool, *pools_of(drafter), *pools_of(quick)])
+    steps = _steps(config, local) if role == "decode" else ()
+    return Assembled(engine, desk, steps, drafter is not None, [engine.pool, *pools_of(drafter), *pools_of(quick)])
 
 
 def target_sized(
@@ -122,10 +127,11 @@ def target_sized(
         small = msgspec.structs.replace(
             config, engine=options, model=msgspec.structs.replace(config.model, max_model_len=None)
         )
-        engine, desk, drafts, pools = assemble(small)
-        rehearse(engine, options)
-        rehearse_desk(desk, engine, small, drafts)
-        return pools
+        made = assemble(small)
+        made.desk.prepare(made.steps, only_largest=True)
+        rehearse(made.engine, options)
+        rehearse_desk(made.desk, made.engine, small, made.drafts)
+        return made.pools
 
     longest = config.max_model_len(model.config.max_position)
     least, share = config.model.max_model_len or 1, share_of(config, role)
@@ -137,7 +143,7 @@ def _drafts_here(config: Config, role: str) -> bool:
     return config.speculation.placement == "local" and role == "decode"
 
 
-def _chains(config: Config) -> Collection[int]:
-    """Numbers of drafts of a round that are configured, if such rounds may roll."""
+def _steps(config: Config, local: bool) -> Collection[int]:
+    """Numbers of drafts of rounds that may roll, as far as they are configured. local: there is a drafter for them."""
     spec = config.speculation
-    return () if spec.topk > 1 or spec.acceptance != "coupled" else chains(config)
+    return {0, *chains(config)} if local and spec.topk == 1 and spec.acceptance == "coupled" else {0}

@@ -1,40 +1,107 @@
-"""What is known of graphs without a device that has them."""
+"""Steps that replay what was captured are the steps that launch each kernel, also where memory ends."""
 
 from __future__ import annotations
 
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
+from msgspec import structs
 
-from distspec.engine.graphs import is_out_of_memory
+from distspec import config
+from distspec.attention.triton import TritonBackend
+from distspec.engine import Engine, Segment
+from distspec.models import random_model
+from distspec.protocol.values import ROOT, Node, SamplingParams
+from tests.replays import Replays, Short
+from tests.shapes import SMALLEST
 
-ENDED = "operation failed due to a previous error during capture"
-
-
-def raised(cause: Exception) -> RuntimeError:
-    """As a capture ends where something within it fails."""
-    try:
-        try:
-            raise cause
-        finally:
-            raise RuntimeError(ENDED)
-    except RuntimeError as error:
-        return error
-
-
-@pytest.mark.parametrize(
-    "cause",
-    [
-        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-    ],
-)
-def test_memory_that_ran_out_is_told_by_whoever_needed_it(cause: Exception) -> None:
-    assert is_out_of_memory(cause)
-    assert is_out_of_memory(raised(cause))
+pytestmark = pytest.mark.needs("interpreter")
+CPU = torch.device("cpu")
+MODEL = random_model(SMALLEST, seed=3, dtype=torch.float32, device=CPU)
+OPTIONS = config.Engine(num_pages=40, page_size=4, max_num_seqs=2, max_scratch_nodes=3)
+ROWS = (8, 4, 2, 1)
+Made = Callable[[int], tuple[Engine, Replays]]
 
 
-def test_other_errors_are_not_taken_for_it() -> None:
-    for cause in (RuntimeError("CUDA error: invalid argument"), ValueError("out of memory, as a request says")):
-        assert not is_out_of_memory(cause)
-        assert not is_out_of_memory(raised(cause))
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """An engine whose graphs have memory for so many rows."""
+
+    def make(rows: int) -> tuple[Engine, Replays]:
+        replays = Replays()
+        monkeypatch.setattr("distspec.engine.engine.capturing", lambda device: replays)
+        monkeypatch.setattr("distspec.engine.engine.choose", lambda *_, **__: (TritonBackend, "planted"))
+        return Engine(Short(MODEL, replays, rows), OPTIONS, device=CPU), replays
+
+    return make
+
+
+def outcomes(engine: Engine, seed: int) -> list[int]:
+    """Of steps of one or two slots, with and without nodes."""
+    draw, found, ids = random.Random(seed), list[int](), iter(range(10**9))
+    slots = [engine.open((), SamplingParams(max_tokens=1, seed=seed + i), use_cache=False) for i in range(2)]
+    for _ in range(6):
+        segments = []
+        for slot in slots[: draw.randint(1, 2)]:
+            nodes: list[Node] = []
+            for _ in range(draw.choice([0, 3])):
+                parent = draw.choice([ROOT, *(node.id for node in nodes)])
+                nodes.append(Node(id=next(ids), parent=parent, token=draw.randrange(MODEL.config.vocab_size)))
+            engine.reserve(slot, 1 + len(nodes))
+            segments.append(Segment(slot, (draw.randrange(MODEL.config.vocab_size),), tuple(nodes)))
+        found += [token for outcome in engine.step(segments) for token in (outcome.root or 0, *outcome.nodes)]
+        for segment in segments:
+            engine.commit(segment.slot, (), [node.id for node in segment.nodes])
+    for slot in slots:
+        engine.close(slot, keep=False)
+    return found
+
+
+plain = partial(Engine, MODEL, structs.replace(OPTIONS, cuda_graphs=False), device=CPU)
+
+
+def test_outcomes_are_those_of_steps_without_graphs(made: Made) -> None:
+    engine, replays = made(100)
+    engine.prepare()
+    count = replays.count
+    assert outcomes(engine, 1) == outcomes(plain(), 1)
+    assert replays.replays == 6
+    assert replays.count == count, "all was prepared"
+
+
+def test_a_step_that_was_not_prepared_captures_its_graph(made: Made) -> None:
+    engine, replays = made(100)
+    assert engine.graphs is not None
+    assert not replays.count
+    assert outcomes(engine, 2) == outcomes(plain(), 2)
+    assert replays.replays == 6
+    assert replays.count == len(engine.graphs.captured) > 0
+
+
+def test_the_largest_alone_are_prepared_for_a_rehearsal(made: Made) -> None:
+    engine, _ = made(100)
+    assert engine.graphs is not None
+    engine.prepare(only_largest=True)
+    assert {bucket.rows for bucket in engine.graphs.captured} == {max(ROWS)}
+    engine.prepare()
+    assert {bucket.rows for bucket in engine.graphs.captured} == set(ROWS)
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4])
+def test_where_memory_ends_large_steps_are_launched_kernel_by_kernel(
+    made: Made, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, replays = made(rows)
+    assert engine.graphs is not None
+    with caplog.at_level(logging.WARNING):
+        engine.prepare()
+    assert {bucket.rows for bucket in engine.graphs.captured} == {count for count in ROWS if count <= rows}
+    assert all((f"steps of {count} rows" in caplog.text) == (count > rows) for count in ROWS)
+    warnings = len(caplog.records)
+    assert outcomes(engine, 3) == outcomes(plain(), 3)
+    assert len(caplog.records) == warnings, "what has no memory is tried once"
+    assert (replays.replays > 0) == (rows > 0)
