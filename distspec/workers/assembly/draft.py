@@ -55,7 +55,7 @@ def draft_work(
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     if (engine := engine_of(drafter)) is not None:
-        with captures(device):
+        with captures(config.engine, device):
             engine.prepare()
     hello = Hello(
         worker=worker,

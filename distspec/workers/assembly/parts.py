@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from distspec import models
-from distspec.config import FEATURE_DRAFTERS, Config, Pool
+from distspec.config import FEATURE_DRAFTERS, Config, Engine, Pool
 from distspec.constraints import Compiler, Grammars
 from distspec.drafters import Drafter, make
 from distspec.drafters.synthetic import SyntheticDrafter
@@ -76,9 +76,9 @@ def drafters_of(
 
 
 @contextmanager
-def captures(device: torch.device) -> Iterator[None]:
+def captures(options: Engine, device: torch.device) -> Iterator[None]:
     """Tell what it took in time and memory of a GPU to capture graphs."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not options.cuda_graphs:
         yield
         return
     start, (before, _) = time.perf_counter(), torch.cuda.mem_get_info(device)

@@ -48,7 +48,7 @@ def target_work(
     draft = draft_model(config, device=device, target=model) if _drafts_here(config, role) else None
     assemble = partial(assembled, role=role, model=model, draft=draft, device=device, grammars=grammars)
     made = assemble(target_sized(config, role, model, device, assemble))
-    with captures(device):
+    with captures(config.engine, device):
         made.desk.prepare(made.steps)
     engine = made.engine
     transport = transport_of(config, worker, device)
