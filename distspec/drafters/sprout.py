@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from torch import Tensor
 
@@ -20,8 +22,8 @@ from distspec.protocol.values import ROOT, Shape
 @dataclass(slots=True)
 class _Node:
     """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token. law:
-    what it was drawn from, if it was. depth: levels below the end of the text; value: log of how likely the path is;
-    both as of the last ranking."""
+    what it was drawn from, if it was. children: their ids, which follow each other. depth: levels below the end of the
+    text; value: log of how likely the path is; both as of the last ranking."""
 
     token: int
     parent: int
@@ -29,7 +31,7 @@ class _Node:
     score: float
     ends: bool
     law: Tensor | None = None
-    children: list[int] = field(default_factory=list)
+    children: Sequence[int] = ()
     expanded: bool = False
     depth: int = 0
     value: float = 0.0
@@ -46,7 +48,7 @@ class Sprout:
     def __init__(self) -> None:
         self._next = 0
         self._nodes: dict[int, _Node] = {ROOT: _Node(-1, ROOT, 0, 0.0, ends=False)}
-        self._odds: Sequence[float] | None = None  # that nodes are ranked by; None: they are not
+        self._odds: tuple[float, ...] | None = None  # that nodes are ranked by; None: they are not
         self._open: list[tuple[float, int]] = []  # heap of (-value, id); of equals, the one that was there first
 
     def __len__(self) -> int:
@@ -85,21 +87,21 @@ class Sprout:
 
         What hangs below the last token stays, if the text was followed to its end.
         """
-        root, kept, lost = self._nodes[ROOT], [], False
+        kept, siblings = list[int](), self._nodes[ROOT].children
         for token in tokens:
-            heir = next((c for c in root.children if self._nodes[c].token == token), None) if not lost else None
+            heir = next((id for id in siblings if self._nodes[id].token == token), None)
             if heir is None:
-                lost = True
-            else:
-                kept.append(heir)
-                root = self._nodes[heir]
-        if not kept and not lost:
-            return [], []
-        return kept, self._reroot(root if not lost else None, kept)
+                followed = set(kept)
+                return kept, [id for id in self.clear() if id not in followed]
+            kept.append(heir)
+            siblings = self._nodes[heir].children
+        return kept, self._follow(kept) if kept else []
 
     def clear(self) -> list[int]:
         """Forget the tree; the ids that are gone."""
-        return self._reroot(None, [])
+        gone = list(self)
+        self._nodes, self._odds = {ROOT: _Node(-1, ROOT, 0, 0.0, ends=False)}, None
+        return gone
 
     def frontier(self, shape: Shape) -> list[int]:
         """Nodes to expand next, best first: at most shape.width, as far as shape.nodes and shape.depth leave room."""
@@ -128,66 +130,67 @@ class Sprout:
     ) -> list[int]:
         """Give a node its children: (token, log-probability) pairs, distinct, best first; cut to shape.topk and to the
         room that is left. law: of the only one. Returns their ids."""
-        node = self._nodes[id]
-        node.expanded = True
+        node, first, odds = self._nodes[id], self._next, self._odds
+        depth = node.depth + 1
         most = max(0, min(shape.topk, shape.nodes - len(self)))
-        for rank, (token, score) in enumerate(list(guesses)[:most]):
+        for rank, (token, score) in enumerate(islice(guesses, most)):
             child, self._next = self._next, self._next + 1
-            self._nodes[child] = _Node(token, id, rank, score, ends=token in stop, law=law)
-            node.children.append(child)
-            if self._odds is not None:
-                self._place(child, self._odds)
+            value = node.value + worth(rank, score, odds) if odds is not None else 0.0
+            ends = token in stop
+            self._nodes[child] = _Node(token, id, rank, score, ends, law, depth=depth, value=value)
+            if odds is not None and not ends:
+                heappush(self._open, (-value, child))
+        node.expanded, node.children = True, range(first, self._next)
         return list(node.children)
 
     def proposal(self) -> Proposal:
         """The whole tree."""
-        index = {id: i for i, id in enumerate(self)}
-        nodes = [self._nodes[id] for id in index]
-        laws = tuple(node.law for node in nodes if node.law is not None)
+        index = dict(zip(self._nodes, range(ROOT, len(self)), strict=True))  # the end of the text is the first of them
+        _, *nodes = self._nodes.values()
+        laws = tuple([node.law for node in nodes if node.law is not None])
         return Proposal(
-            tokens=tuple(node.token for node in nodes),
-            parents=tuple(index.get(node.parent, ROOT) for node in nodes),
-            scores=tuple(node.score for node in nodes),
+            tokens=tuple([node.token for node in nodes]),
+            parents=tuple([index[node.parent] for node in nodes]),
+            scores=tuple([node.score for node in nodes]),
             laws=laws if len(laws) == len(nodes) else (),
         )
 
-    def _rank(self, odds: Sequence[float]) -> None:
+    def _rank(self, odds: tuple[float, ...]) -> None:
         """Compare all nodes by these odds."""
-        self._odds, self._open = odds, []
-        root = self._nodes[ROOT]
+        nodes = self._nodes
+        root = nodes[ROOT]
         root.depth, root.value = 0, 0.0
-        if not root.expanded:
-            self._open.append((0.0, ROOT))
-        for id in self:
-            self._place(id, odds)
+        self._odds, self._open = odds, [] if root.expanded else [(0.0, ROOT)]
+        for id, node in islice(nodes.items(), 1, None):
+            above = nodes[node.parent]
+            node.depth, node.value = above.depth + 1, above.value + worth(node.rank, node.score, odds)
+            if not node.expanded and not node.ends:
+                self._open.append((-node.value, id))
+        heapify(self._open)
 
-    def _place(self, id: int, odds: Sequence[float]) -> None:
-        """Rank a node whose parent is ranked."""
-        node = self._nodes[id]
-        above = self._nodes[node.parent]
-        node.depth, node.value = above.depth + 1, above.value + worth(node.rank, node.score, odds)
-        if not node.expanded and not node.ends:
-            heappush(self._open, (-node.value, id))
-
-    def _reroot(self, root: _Node | None, kept: Sequence[int]) -> list[int]:
-        """Make `root` (None: a fresh one) the end of the text; the ids that are gone and not `kept`."""
-        old, self._odds = self._nodes, None
-        fresh = root or _Node(-1, ROOT, 0, 0.0, ends=False)
-        fresh.ends = False
-        self._nodes = {ROOT: fresh}
-        alive = set(fresh.children)
-        for id, node in old.items():
-            if id in alive:
-                self._nodes[id] = node
-                alive.update(node.children)
-        for child in fresh.children:
-            self._nodes[child].parent = ROOT
-        gone = old.keys() - self._nodes.keys() - set(kept)
-        return [id for id in old if id in gone]
+    def _follow(self, path: Sequence[int]) -> list[int]:
+        """Make the last node of a path the end of the text; the ids that are gone and not on it."""
+        gone, heir = list[int](), self._nodes[path[-1]]
+        for id in (ROOT, *path[:-1]):
+            gone += (child for child in self._nodes[id].children if child not in path)
+        for id in gone:  # grows meanwhile
+            gone += self._nodes[id].children
+        for id in (*path, *gone):
+            del self._nodes[id]
+        for id in heir.children:
+            self._nodes[id].parent = ROOT
+        heir.ends = False
+        self._nodes[ROOT], self._odds = heir, None
+        return sorted(gone)
 
 
-def worth(rank: int, score: float | None, odds: Sequence[float]) -> float:
+def worth(rank: int, score: float | None, odds: tuple[float, ...]) -> float:
     """Log of how likely a node is right, given that its parent is: by its rank, or by its own score without odds."""
     if not odds:
         return min(0.0, score) if score is not None else (rank + 1) * math.log(0.5)
+    return _log_share(rank, odds)
+
+
+@lru_cache(maxsize=1024)
+def _log_share(rank: int, odds: tuple[float, ...]) -> float:
     return math.log(max(share(rank, odds), 1e-9))
