@@ -151,7 +151,7 @@ class Destination(Lane):
         for first in range(0, count, _PULLED):
             some = found[first : first + _PULLED]
             positions = range(some[0].start, some[-1].stop)
-            entry.touch(partial(ticket.pull, positions, addresses, shown.note))
+            entry.touch(partial(ticket.pull, positions, addresses, shown.note, partial(window.look, shown)))
         return window.stands(shown)
 
     def _given_up(self, ticket: int) -> None:

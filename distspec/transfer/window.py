@@ -2,9 +2,10 @@
 
 The source shows memory; what it shows outlives the link and every ticket, or is a stage of its own. The destination
 maps each allocation once, reads, and lets go of all with the link. So whatever either side still does when a ticket
-is closed, nothing of the source is written. What the destination has read counts if after that it still finds the token
-of what was shown in the word, a number beside that memory: the source changes it before what it showed can become
-somebody else's, and no message has to be waited for.
+is closed, nothing of the source is written. What the destination has read counts if behind that it still finds the
+token of what was shown in the word, a number beside that memory: the source changes it before what it showed can become
+somebody else's, and no message has to be waited for. The word is read by the stream that read the memory, so both are
+waited for at once.
 
 Knows no ticket, and not by what means one process sees memory of another: that is a `Memory`.
 """
@@ -45,8 +46,8 @@ class Region(Struct, frozen=True, array_like=True):
 
 
 class Shown(Struct, frozen=True, array_like=True):
-    """It stands while `word` holds `token`. note: see Lies. Without one the only region is a stage that holds the
-    content itself."""
+    """It stands while `word` holds `token`, which all have in common until one is revoked. note: see Lies. Without one
+    the only region is a stage that holds the content itself."""
 
     token: int
     word: Region
@@ -80,6 +81,7 @@ class Window:
     def __init__(self, store: Store, rank: int, make_memory: Callable[[], Memory]) -> None:
         self._word: Tensor | None = None
         self._word_region: Region | None = None
+        self._token = 0
         self._stage: Tensor | None = None
         self._known: tuple[tuple[Tensor, ...], tuple[Region, ...]] = (), ()
         self._opened: dict[bytes, int] = {}
@@ -90,11 +92,11 @@ class Window:
             raise
 
     def show(self, lies: Lies) -> Shown:
-        """Until the next call, or one of `stage` or `revoke`."""
+        """Until it is revoked. This launches nothing."""
         return self._shown(self._regions(lies.memory), lies.note)
 
     def stage(self, content: Tensor) -> Shown:
-        """What lies nowhere that stays; likewise."""
+        """What lies nowhere that stays; likewise, but the next one takes its place."""
         with self._aside():  # memory, too: what another stream let go of, its kernels may be writing still
             found = content.contiguous().flatten().view(torch.uint8)
             if self._stage is None or len(self._stage) < len(found):
@@ -103,25 +105,29 @@ class Window:
         return self._shown(self._regions((self._stage,)))
 
     def revoke(self) -> None:
-        """What is shown stands no more when this returns; from any thread."""
-        self._write(0)
+        """What is shown stands no more when this returns; from any thread, while nothing else is being shown."""
+        self._renew()
 
     def addresses(self, shown: Shown) -> list[int]:
         """Of what the source shows, in this process."""
         return [self._open(region.handle) + region.offset for region in shown.regions]
 
+    def look(self, shown: Shown) -> None:
+        """Launch, on the present stream, a look at the word, for `stands`."""
+        self._memory.copy(self._found, self._open(shown.word.handle) + shown.word.offset)
+
     def stands(self, shown: Shown) -> bool:
-        """Whether what was read before this call is what was shown."""
-        found = torch.empty(1, dtype=torch.int64)
-        with self._aside():
-            self._memory.copy(found, self._open(shown.word.handle) + shown.word.offset)
-        return found.item() == shown.token
+        """Whether what the stream had read before the last look, which is done, is what was shown; once a look."""
+        found = self._found.item()
+        self._found.zero_()
+        return found == shown.token
 
     def fetch(self, shown: Shown, to: Tensor) -> None:
-        """The content of a stage."""
+        """The content of a stage, and a look behind it."""
         [address] = self.addresses(shown)
         with self._aside():
             self._memory.copy(to, address)
+            self.look(shown)
 
     def abort(self) -> None:
         """Nothing that is shown stands, nothing is read any more."""
@@ -146,17 +152,17 @@ class Window:
     def _take(self, memory: Memory) -> None:
         self._memory = memory
         self._aside = Aside(memory.device)
+        self._found = torch.zeros(1, dtype=torch.int64, pin_memory=memory.device.type == "cuda")
 
     def _shown(self, regions: tuple[Region, ...] = (), note: bytes | None = None) -> Shown:
         assert self._word_region is not None
-        token = 1 + secrets.randbits(_TOKEN_BITS - 1)
-        self._write(token)
-        return Shown(token, self._word_region, regions, note)
+        return Shown(self._token, self._word_region, regions, note)
 
-    def _write(self, token: int) -> None:
+    def _renew(self) -> None:
         assert self._word is not None
+        self._token = 1 + secrets.randbits(_TOKEN_BITS - 1)
         with self._aside():
-            self._word.fill_(token)
+            self._word.fill_(self._token)
 
     def _probe(self, store: Store, make_memory: Callable[[], Memory]) -> None:
         try:
@@ -164,6 +170,7 @@ class Window:
             with self._aside():
                 self._word = self._memory.empty(8).view(torch.int64)
             self._word_region = self._memory.share(self._word)
+            self._renew()
             store.set("probe", msgspec.msgpack.encode(self._shown()))
         except NoSharedMemory:
             store.set("probe", b"")
@@ -177,7 +184,10 @@ class Window:
             raise NoSharedMemory("the peer has none to share")
         try:
             self._take(make_memory())
-            if not self.stands(msgspec.msgpack.decode(probe, type=Shown)):
+            shown = msgspec.msgpack.decode(probe, type=Shown)
+            with self._aside():
+                self.look(shown)
+            if not self.stands(shown):
                 raise NoSharedMemory("the peer is on another host")
         except NoSharedMemory as error:
             store.set("seen", str(error).encode())

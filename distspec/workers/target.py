@@ -172,7 +172,15 @@ class TargetWork:
         with self._aside():
             self._engine.scatter(slot, positions.start, content)
 
-    def _pull(self, computed: Computed, slot: int, positions: range, addresses: Sequence[int], note: bytes) -> None:
+    def _pull(
+        self,
+        computed: Computed,
+        slot: int,
+        positions: range,
+        addresses: Sequence[int],
+        note: bytes,
+        behind: Callable[[], None],
+    ) -> None:
         """computed: see _empty. Raises TransferFailed if the source keeps something else of a position."""
         where, pool = msgspec.msgpack.decode(note, type=_Where), self._engine.pool
         if not where.layout.fits(pool.layout):
@@ -182,6 +190,7 @@ class TargetWork:
         theirs = where.spots.behind(positions.start - where.start)
         with self._aside():
             pool.pull(spots, addresses, where.layout, theirs, len(positions))
+            behind()
 
     def _sent(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         # What became of it, the receiver says.

@@ -106,11 +106,12 @@ class Pages:
         with self._aside():
             self.pool.scatter(self.places[at.start : at.stop], kv)
 
-    def pull(self, at: range, addresses: Sequence[int], note: bytes) -> None:
+    def pull(self, at: range, addresses: Sequence[int], note: bytes, behind: Callable[[], None]) -> None:
         start, theirs, layout = msgspec.msgpack.decode(note, type=tuple[int, Spots, Layout])
         assert layout.fits(self.pool.layout)
         with self._aside():
             self.pool.pull(self.spots.behind(at.start), addresses, layout, theirs.behind(at.start - start), len(at))
+            behind()
 
 
 def transport(name: str, kind: str, device: torch.device, places: dict[str, Place], life: int = 1) -> Collective:

@@ -20,7 +20,7 @@ from distspec.transfer.base import End, Incoming, Lies, Outgoing
 from distspec.transfer.collective import Collective
 from distspec.transfer.group import Rendezvous
 from distspec.transfer.meeting import Place, Served
-from distspec.transfer.window import Memory, NoSharedMemory, Region, Window
+from distspec.transfer.window import Memory, NoSharedMemory, Region, Shown, Window
 from tests.hostmemory import HostMemory, at
 
 HOST = "127.0.0.1"
@@ -67,6 +67,11 @@ class Nothing(HostMemory):
 
 def missing() -> HostMemory:
     raise NoSharedMemory("no library")
+
+
+def stands(window: Window, shown: Shown) -> bool:
+    window.look(shown)
+    return window.stands(shown)
 
 
 @pytest.mark.parametrize(
@@ -142,22 +147,23 @@ def test_the_driver_is_asked_once_for_what_is_shown_again(board: Served) -> None
     for lies, content in (((one,), [1]), ((one,), [1]), ((other,), [2]), ((one, other), [1, 2])):
         shown = source.show(Lies(lies, b""))
         assert [int(at(address, 1)) for address in destination.addresses(shown)] == content
-        assert destination.stands(shown)
+        assert stands(destination, shown)
     assert memory.shared[asked:] == [each.data_ptr() for each in (one, other, one, other)]
 
 
-def test_what_is_shown_stands_until_it_is_revoked_or_followed_or_the_link_is_over(board: Served) -> None:
+def test_what_is_shown_stands_until_it_is_revoked_or_the_link_is_over(board: Served) -> None:
     memory = HostMemory()
     source, destination = meet(board, [lambda: memory, HostMemory])
     assert isinstance(source, Window)
     assert isinstance(destination, Window)
     lies = Lies((memory.empty(10),), b"")
-    ends: list[Callable[[], object]] = [source.revoke, lambda: source.show(lies), lambda: source.stage(torch.ones(1))]
-    for end in [*ends, source.abort]:
+    for end in (source.revoke, source.revoke, source.abort):
         shown = source.show(lies)
-        assert destination.stands(shown)
+        source.stage(torch.ones(1))
+        assert stands(destination, shown)
+        assert not destination.stands(shown), "nobody has looked again"
         end()
-        assert not destination.stands(shown)
+        assert not stands(destination, shown)
 
 
 def worker(name: str, memory: HostMemory, places: dict[str, Place]) -> Collective:
@@ -196,10 +202,11 @@ class Crossing:
         self.pages.fill_(GARBAGE)
         self.received.set()
 
-    def _pull(self, positions: range, addresses: Sequence[int], note: bytes) -> None:
+    def _pull(self, positions: range, addresses: Sequence[int], note: bytes, behind: Callable[[], None]) -> None:
         for position in positions:
             self.pause(position)
             self.pages[position] = at(addresses[0] + 8 * position, 8).view(torch.int64)[0]
+        behind()
 
     def _arrive(self, reason: str | None) -> None:
         self.reason = reason
