@@ -176,7 +176,7 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 _COUNTS = st.integers(0, 3)
-_BOUNDS = st.integers(-120, 120) | st.sampled_from([0.5, -0.25, 99.75, 1e3, 0.001, -0.0])
+_BOUNDS = st.integers(-120, 120) | st.sampled_from([0.5, -0.25, 99.75, 1e3, 0.001, -0.0, 1e-7, 1e-6, 0.4999995])
 _STRINGS = st.fixed_dictionaries(
     {"type": st.just("string")}, optional={"minLength": _COUNTS, "maxLength": _COUNTS, "pattern": PATTERNS}
 )

@@ -143,12 +143,24 @@ def _tag(asked: Any) -> Any:
     an end, and `triggers`."""
     if not isinstance(asked, dict) or "structures" not in asked:
         return asked
+    _check_structures(asked)
     tags = [
         {"begin": item["begin"], "content": {"type": "json_schema", "json_schema": item["schema"]}, "end": item["end"]}
         for item in asked["structures"]
     ]
     found = {"type": "triggered_tags", "triggers": asked["triggers"], "tags": tags}
     return {"type": "structural_tag", "format": found}
+
+
+def _check_structures(asked: Any) -> None:
+    if not isinstance(asked.get("triggers"), list):
+        raise BadConstraint("triggers: need a list of texts")
+    if not isinstance(asked["structures"], list):
+        raise BadConstraint("structures: need a list")
+    for i, item in enumerate(asked["structures"]):
+        for name in ("begin", "schema", "end"):
+            if not isinstance(item, dict) or name not in item:
+                raise BadConstraint(f"structures[{i}].{name}: missing")
 
 
 def _exact_inside(tag: Any) -> Any:

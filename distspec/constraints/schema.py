@@ -13,9 +13,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from fractions import Fraction
+from math import ceil, floor, inf
 from typing import Any
 
+from distspec.constraints.formats import PATTERNS
 from distspec.constraints.patterns import common, none_of
 from distspec.errors import BadConstraint
 
@@ -48,6 +50,15 @@ _ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
 _MOST_REFERENCES = 32
 """In a row, from one to the next."""
 _MOST_MULTIPLES = 1000
+_DECIMALS = 6
+_STEP = Fraction(1, 10**_DECIMALS)
+_BOUNDS: dict[str, tuple[bool, Callable[[Fraction], int]]] = {
+    "minimum": (True, ceil),
+    "exclusiveMinimum": (True, lambda number: floor(number) + 1),
+    "maximum": (False, floor),
+    "exclusiveMaximum": (False, lambda number: ceil(number) - 1),
+}
+"""Whether it is the least, and which whole number is the nearest that is left."""
 _LONGEST_NAME = 500
 """Of a property that others are told from, by an expression that nests as deep."""
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
@@ -83,6 +94,8 @@ def _exact(schema: object, at: str, document: _Document) -> bool | Schema:
             raise _refused(at, name, "not supported")
     if schema.get("uniqueItems"):
         raise _refused(at, "uniqueItems", "not supported")
+    if at and "$id" in schema:
+        raise _refused(at, "$id", "only supported at the root, since references within it would begin here")
     found = _constraining({name: value for name, value in schema.items() if name in _CONSTRAINING}, at, document)
     for name in ("$defs", "definitions"):
         if name in schema:
@@ -99,8 +112,8 @@ def _constraining(schema: Schema, at: str, document: _Document) -> Schema:
         beside = min(others or {"type"})
         raise _refused(at, beside, f"not supported beside {name}")
     if name == "$ref":
-        if not str(schema[name]).startswith("#"):
-            raise _refused(at, name, "refers to another document")
+        if not isinstance(schema[name], str) or not f"{schema[name]}/".startswith("#/"):
+            raise _refused(at, name, "only supported as #, or from there on by a path, as #/$defs/name")
         return schema
     if name in ("const", "enum"):
         return _values(schema, at)
@@ -164,8 +177,8 @@ def _typed(schema: Schema, at: str, document: _Document) -> Schema:
         return _string(schema, at, document)
     if kind == "array":
         return _array(schema, at, document)
-    if "multipleOf" in schema:
-        return _multiples(schema, at)
+    if kind == "number":
+        return _multiples(schema, at) if "multipleOf" in schema else _number(schema, at)
     return _object(schema, at, document) if kind == "object" else schema
 
 
@@ -177,6 +190,8 @@ def _string(schema: Schema, at: str, document: _Document) -> Schema:
                 raise _refused(at, name, "not supported beside pattern; say it in the pattern")
     if len(schema) > 2:
         schema.pop("format", None)  # a remark by the standard, which xgrammar would take in place of the others
+    elif schema.get("format") in PATTERNS:
+        schema = {"type": "string", "pattern": _pattern(PATTERNS[schema["format"]], f"{at}format", document)}
     return schema
 
 
@@ -193,22 +208,37 @@ def _pattern(pattern: object, at: str, document: _Document) -> str:
     return found
 
 
+def _number(schema: Schema, at: str) -> Schema:
+    """Between two bounds xgrammar writes so many decimals at most, and nothing at all where no such number is."""
+    found = _multipliers(schema, at, _STEP) if schema["type"] == "number" else None
+    if found is not None and not found:
+        raise _refused(at, "minimum", f"no number of {_DECIMALS} decimals at most is left between the bounds")
+    return schema
+
+
 def _multiples(schema: Schema, at: str) -> Schema:
     """xgrammar holds integers to multipleOf, but no others, and not beside bounds."""
     of = schema["multipleOf"]
     if schema["type"] != "integer" or not _is_a(of, "integer") or of <= 0:
         raise _refused(at, "multipleOf", "only supported for integers, and as one above 0")
-    bounds = schema.keys() - {"type", "multipleOf"}
-    if not bounds:
+    if not schema.keys() - {"type", "multipleOf"}:
         return schema
-    least = [ceil(schema[name]) for name in bounds & {"minimum"}]
-    least += [floor(schema[name]) + 1 for name in bounds & {"exclusiveMinimum"}]
-    most = [floor(schema[name]) for name in bounds & {"maximum"}]
-    most += [ceil(schema[name]) - 1 for name in bounds & {"exclusiveMaximum"}]
-    found = range(-(-max(least) // int(of)) * int(of), min(most) + 1, int(of)) if least and most else range(0)
-    if not 0 < len(found) <= _MOST_MULTIPLES:
+    found = _multipliers(schema, at, Fraction(int(of)))
+    if found is None or not 0 < found.stop - found.start <= _MOST_MULTIPLES:
         raise _refused(at, "multipleOf", f"beside a bound, only where 1 to {_MOST_MULTIPLES} numbers are left")
-    return {"enum": list(found)}
+    return {"enum": [times * int(of) for times in found]}
+
+
+def _multipliers(schema: Schema, at: str, of: Fraction) -> range | None:
+    """What a number can be multiplied by so that it is between the bounds; None where there are not two."""
+    ends: dict[bool, list[int]] = {True: [], False: []}
+    for name, (is_least, nearest) in _BOUNDS.items():
+        if name in schema:
+            bound = schema[name]
+            if not _is_a(bound, "number") or bound in (inf, -inf) or bound != bound:
+                raise _refused(at, name, "need a number")
+            ends[is_least].append(nearest(Fraction(str(bound)) / of))
+    return range(max(ends[True]), min(ends[False]) + 1) if all(ends.values()) else None
 
 
 def _array(schema: Schema, at: str, document: _Document) -> Schema:
