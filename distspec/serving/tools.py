@@ -22,6 +22,8 @@ from distspec.serving.limits import valid_text
 from distspec.serving.schema import ChatRequest
 
 _NAME = '{"name": '
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_VALUES = ("const", "enum", "default", "examples")
 STYLES: dict[str, Style] = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 """By the name of server.tool_call_parser, which is that of vLLM's."""
 
@@ -156,8 +158,10 @@ def _head(name: str, style: Style) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of a function's arguments; parameters that say nothing are none."""
-    return dict(function.get("parameters") or {}) or {"type": "object", "properties": {}}
+    """Schema of a function's arguments; parameters that say nothing are none. A name of its own it loses, since it may
+    become a part of another."""
+    found = {name: value for name, value in (function.get("parameters") or {}).items() if name != "$id"}
+    return found or {"type": "object", "properties": {}}
 
 
 def _named(name: str, arguments: str) -> dict[str, Any]:
@@ -169,16 +173,22 @@ def _named(name: str, arguments: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, to: str) -> Any:
-    """A schema whose references lead to where its root is now."""
+    """A schema whose references lead to where its root is now. What looks like one in a value, or is the name of a
+    property, is none."""
     if isinstance(schema, list):
         return [_moved(item, to) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(item, to) for name, item in schema.items()}
-    if isinstance(schema.get("$ref"), str):
-        moved["$ref"] = to + schema["$ref"].removeprefix("#")
+    moved = dict[str, Any]()
+    for name, value in schema.items():
+        if name in _BY_NAME and isinstance(value, dict):
+            moved[name] = {key: _moved(item, to) for key, item in value.items()}
+        elif name == "$ref" and isinstance(value, str) and f"{value}/".startswith("#/"):
+            moved[name] = to + value.removeprefix("#")
+        else:
+            moved[name] = value if name in _VALUES else _moved(value, to)
     return moved
 
 
 def _pointer(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+    return name.replace("~", "~0").replace("/", "~1").replace("%", "%25")

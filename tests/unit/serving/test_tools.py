@@ -13,7 +13,7 @@ import pytest
 
 from distspec.config import Server
 from distspec.constraints import Matcher
-from distspec.errors import InvalidField
+from distspec.errors import BadConstraint, InvalidField
 from distspec.protocol.values import Constraint
 from distspec.serving import prompts, schema, tools
 from distspec.serving.http import create_app
@@ -100,6 +100,20 @@ def test_required_calls_are_a_list_of_any_of_the_tools(limits: Limits) -> None:
     one = ask(limits, tool_choice="required", parallel_tool_calls=False)
     assert allows(one, f"[{stop}]")
     assert not allows(one, f"[{stop},{point}]")
+
+
+def test_references_of_several_tools_lead_into_their_own(limits: Limits) -> None:
+    """What looks like one is none in a value or as the name of a property, and one by an anchor is refused."""
+    values = {"const": {"$ref": "#/$defs/n"}}
+    odd = POINT | {"$id": "https://example.com", "properties": {"const": {"$ref": "#/$defs/n"}, "x": values}}
+    request = ask(
+        limits, tools=[tool("5%41 ~", parameters=odd), tool("point", parameters=POINT)], tool_choice="required"
+    )
+    assert allows(request, '[{"name":"5%41 ~","arguments":{"const":7,"x":{"$ref":"#/$defs/n"}}}]')
+    assert not allows(request, '[{"name":"5%41 ~","arguments":{"const":77,"x":{"$ref":"#/$defs/n"}}}]')
+    anchored = {"type": "object", "properties": {"x": {"$ref": "#here"}}, "$defs": {"n": {"$anchor": "here"}}}
+    with pytest.raises(BadConstraint, match="path"):
+        allows(ask(limits, tools=[tool("f", parameters=anchored)], tool_choice="required"), "[]")
 
 
 OBJECTS = [name for name, schema in SCHEMAS.items() if schema.get("type") == "object"] + ["linked list", "tree"]
