@@ -9,6 +9,7 @@ ones does not make them wait. What a node sees of the scratch is a bit mask, so 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,16 +65,14 @@ def words_for(scratch: int) -> int:
 
 def masks(span: Span, count: int) -> list[int]:
     """`count` words for each row: bit i of word w stands for the index `length` + BITS * w + i."""
-    length, full = span.length, (1 << BITS) - 1
-    out = [0] * (span.suffix * count)
+    length, size = span.length, count * BITS // 8
+    out = bytearray(span.suffix * size)
     for seen in span.nodes:
         bits = 0
         for index in seen:
             bits |= 1 << (index - length)
-        for _ in range(count):
-            out.append(bits & full)
-            bits >>= BITS
-    return out
+        out += bits.to_bytes(size, "little")
+    return list(struct.unpack(f"<{span.rows * count}I", out))
 
 
 def common(spans: Sequence[Span], rows: int, words: int, spare: int) -> list[int]:

@@ -59,6 +59,7 @@ class Sequence:
         self._books = books
         self._live: dict[int, _Live] = {}
         self._root = _appended(len(tokens))
+        self._above: dict[int, list[int]] = {}  # ancestors of nodes that hang on this root, as far as asked for
 
     @property
     def length(self) -> int:
@@ -107,6 +108,7 @@ class Sequence:
         self.tokens += tokens
         if tokens:
             self._root = _appended(end)
+            self._above.clear()
             self._displace()
         return list(range(start, end))
 
@@ -115,6 +117,7 @@ class Sequence:
         cache has not seen them. Their positions are room again."""
         del self.tokens[self.length - count :]
         self._root = _appended(self.length)
+        self._above.clear()
 
     def check(self, tokens: int, nodes: Iterable[Node]) -> int:
         """Prove that `append` of so many tokens and then `add` of `nodes` would be legal, and change nothing.
@@ -164,17 +167,20 @@ class Sequence:
         unknown = ids - self._live.keys()
         if unknown:
             raise IllegalTransition(f"no live nodes to drop: {sorted(unknown)}")
+        self._above.clear()
         for id in ids:
             del self._live[id]
 
     def ancestors(self, id: int) -> list[int]:
-        """Logical indices of a node and the nodes above it, deepest first."""
-        out = []
-        live = self._live.get(id)
-        while live is not None:
-            out.append(live.index)
-            live = self._live.get(live.parent)
-        return out
+        """Logical indices of a live node and the nodes above it, deepest first; not to be changed."""
+        path = []
+        while id in self._live and id not in self._above:
+            path.append(id)
+            id = self._live[id].parent
+        seen, known = self._above.get(id, []), self._above if id in self._above or id == self._root else {}
+        for below in reversed(path):
+            seen = known[below] = [self._live[below].index, *seen]
+        return seen
 
     def path(self, id: int) -> tuple[int, ...]:
         """Tokens from below the committed end down to a node, its own the last."""
@@ -224,7 +230,7 @@ class Sequence:
                 new[node.id] = (root, length)
             elif node.parent in new:
                 new[node.id] = (node.parent, new[node.parent][1] + 1)
-            elif self._top(node.parent) == root:
+            elif (root == self._root and node.parent in self._above) or self._top(node.parent) == root:
                 new[node.id] = (node.parent, self._live[node.parent].position + 1)
             else:
                 raise IllegalTransition(f"node {node.id}: parent {node.parent} does not hang on the committed end")
