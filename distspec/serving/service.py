@@ -99,7 +99,8 @@ class Service:
         turns = prompts.turns(request.messages, self.limits)
         self._check_streams("n", 1, request)
         options = prompts.template_options(request)
-        choice = tools.choice(request)
+        # Tools of megabytes are looked through for a second, in which other streams go on.
+        choice = await asyncio.to_thread(tools.choice, request)
         said = await asyncio.to_thread(self.text.render, turns, choice.tools, options)
         keep = sampling.prompt_room(request, self.limits)
         prompt = await asyncio.to_thread(self._tokens, "messages", said, keep, is_chat=True)
@@ -202,7 +203,7 @@ class Service:
 
     async def _constraint(self, request: GenerationRequest, choice: Choice) -> Constraint | None:
         """What the output must be, once it is known that workers can compile it. Raises InvalidField, Unavailable."""
-        asked = structure.asked(request, choice, self.limits.tool_call_parser)
+        asked = await asyncio.to_thread(structure.asked, request, choice, self.limits.tool_call_parser)
         if asked is None:
             return None
         if self._trials is None:
