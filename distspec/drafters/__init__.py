@@ -23,12 +23,14 @@ from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.suffix import SuffixDrafter
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES, Acceptance
+from distspec.engine.synthetic import SyntheticGuesser
 from distspec.models.dflash import Dflash
 from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
 
 __all__ = [
     "DRAFTERS",
+    "GUESSERS",
     "DflashDrafter",
     "DraftRow",
     "Drafter",
@@ -88,7 +90,8 @@ def make(
     """The drafter that config.speculation.drafter names, None for `none`.
 
     model: what `draft_model` loads, which several may share. max_model_len: of the target. device: of drafters that
-    compute. grammars: of the tokenizer, for drafts that keep to constraints. Raises ConfigError.
+    compute. grammars: of the tokenizer, for drafts that keep to constraints. Where acceptance is synthetic, those of
+    GUESSERS make their guesses up. Raises ConfigError.
     """
     drafter = DRAFTERS[config.speculation.drafter](_Plan(config, model, max_model_len, device, grammars))
     return Guided(drafter, grammars) if drafter is not None and grammars is not None else drafter
@@ -106,8 +109,10 @@ def _standalone(plan: _Plan) -> Drafter:
     config, model = plan.config, plan.model
     assert isinstance(model, Llama)
     longest = min(plan.max_model_len, model.config.max_position)
+    made_up = config.speculation.synthetic_acceptance
+    kind = Engine if made_up is None else partial(SyntheticGuesser, odds=made_up)
     return StandaloneDrafter(
-        Engine(
+        kind(
             model,
             config.engine,
             device=plan.device,
@@ -151,3 +156,6 @@ DRAFTERS: dict[str, Callable[[_Plan], Drafter | None]] = {
     "mtp": _featured,
     "dflash": _featured,
 }
+
+GUESSERS = frozenset({"standalone"})
+"""What makes its own guesses up, where acceptance is synthetic; the others are wrapped, see drafters.synthetic."""

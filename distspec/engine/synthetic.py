@@ -1,16 +1,21 @@
-"""An engine that computes all it is asked and then says something else: outcomes by a hash.
+"""Engines that compute all they are asked and then say something else: outcomes, or guesses of them, by a hash.
 
-For benchmarks on random weights, see distspec.synthetic. Knows where each outcome stands. Does not know how often a
-drafter is right about it.
+For benchmarks on random weights, see distspec.synthetic. Knows where each outcome stands. Does not know trees, or who
+judges.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from distspec import synthetic
-from distspec.engine.batch import Outcome, Segment
+from distspec import config, synthetic
+from distspec.engine.batch import Guesses, Outcome, Segment
 from distspec.engine.engine import Engine
+from distspec.models.base import Model
+from distspec.protocol.odds import share
 
 
 class SyntheticEngine(Engine):
@@ -37,3 +42,32 @@ class SyntheticEngine(Engine):
     def _token(self, slot: int, position: int, last: int) -> int:
         params = self._open[slot].params
         return synthetic.outcome(params.seed, params.choice, position, last, self.model.config.vocab_size)
+
+
+class SyntheticGuesser(Engine):
+    """A drafter's. odds[r]: how often its r-th guess of what a SyntheticEngine draws is right, which is also the
+    probability that it gives it. What is accepted keeps its KV, as a real drafter's does."""
+
+    def __init__(self, model: Model, options: config.Engine, *, odds: Seq[float], **others: Any) -> None:
+        super().__init__(model, options, **others)
+        self._odds = tuple(odds)
+
+    def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
+        found = super().guess(segments, most)
+        scores = [math.log(max(share(rank, self._odds), 1e-9)) for rank in range(most)]
+        return [self._instead(*pair, scores) for pair in zip(segments, found, strict=True)]
+
+    def _instead(self, segment: Segment, outcome: Outcome[Guesses], scores: Seq[float]) -> Outcome[Guesses]:
+        """As many guesses as ever, whatever the model's own were."""
+        sequence = self.sequence(segment.slot)
+        nodes = ((sequence.position(node.id) + 1, node.token) for node in segment.nodes)
+        root = () if outcome.root is None else ((sequence.length, segment.tokens[-1]),)
+        made = list(self._guesses(segment.slot, (*root, *nodes), scores))
+        return Outcome(root=made[0] if root else None, nodes=made[len(root) :])
+
+    def _guesses(self, slot: int, places: Iterable[tuple[int, int]], scores: Seq[float]) -> Iterator[Guesses]:
+        """After each (position of the guess, token before it)."""
+        params, vocab, most = self.params(slot), self.model.config.vocab_size, len(scores)
+        for position, last in places:
+            tokens = synthetic.guesses(params.seed, params.choice, position, last, vocab, self._odds, most)
+            yield Guesses(tuple(zip(tokens, scores, strict=False)))

@@ -17,7 +17,7 @@ import torch
 from distspec import models
 from distspec.config import FEATURE_DRAFTERS, Config, Engine, Pool
 from distspec.constraints import Compiler, Grammars
-from distspec.drafters import Drafter, make
+from distspec.drafters import GUESSERS, Drafter, make
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
@@ -61,18 +61,16 @@ def drafters_of(
     grammars: Grammars | None,
 ) -> tuple[Drafter | None, Drafter | None]:
     """The drafter and its fallback, which has no model. model: see drafters.make; vocab_size: of the target."""
+
+    def made(config: Config, model: Llama | DraftModel | None) -> Drafter | None:
+        one = make(config, model, max_model_len=max_model_len, device=device, grammars=grammars)
+        odds = config.speculation.synthetic_acceptance
+        if one is None or odds is None or config.speculation.drafter in GUESSERS:
+            return one
+        return SyntheticDrafter(one, odds, vocab_size=vocab_size, max_model_len=max_model_len)
+
     fallback = msgspec.structs.replace(config.speculation, drafter=config.speculation.fallback)
-    made = [
-        make(asked, its, max_model_len=max_model_len, device=device, grammars=grammars)
-        for asked, its in ((config, model), (msgspec.structs.replace(config, speculation=fallback), None))
-    ]
-    odds = config.speculation.synthetic_acceptance
-    if odds is not None:
-        made = [
-            SyntheticDrafter(one, odds, vocab_size=vocab_size, max_model_len=max_model_len) if one is not None else None
-            for one in made
-        ]
-    return made[0], made[1]
+    return made(config, model), made(msgspec.structs.replace(config, speculation=fallback), None)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from distspec.models import load_model, random_model, save_pretrained
 from distspec.protocol.messages import Progress
 from distspec.protocol.values import SamplingParams, Shape
 from distspec.sampling import SamplingRows, best
+from distspec.synthetic import outcome
 from tests.causal import logits
 from tests.chain import END, WORDS, edited
 from tests.desks import CPU, GREEDY, SEEDED, SHAPE, desk, engine, lease, model, run, stream
@@ -370,6 +371,10 @@ def test_a_configuration_names_its_drafter(tmp_path: object) -> None:
     assert alone is not None
     [proposal] = alone.propose([DraftRow(1, 0, TEXT, chain(3), SEEDED)])
     assert_same(proposal, expected(TEXT, chain(3), SEEDED))
+    sure = made(drafter="standalone", draft_model=folder, synthetic_acceptance=[1.0])
+    assert sure is not None
+    [proposal] = sure.propose([DraftRow(1, 0, TEXT, chain(1), SEEDED)])
+    assert proposal.tokens == (outcome(SEEDED.seed, 0, len(TEXT), TEXT[-1], SHAPE.vocab_size),)
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(tmp_path: object) -> None:

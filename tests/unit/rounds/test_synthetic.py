@@ -12,12 +12,13 @@ from distspec import config, synthetic
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.synthetic import SyntheticDrafter
-from distspec.engine import Outcome, Segment
-from distspec.engine.synthetic import SyntheticEngine
+from distspec.engine import Guesses, Outcome, Segment
+from distspec.engine.synthetic import SyntheticEngine, SyntheticGuesser
 from distspec.protocol.messages import Lease, Progress, Verdict
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
 from distspec.rounds import Desk
 from tests.desks import CPU, SHAPE, Guess, Ticks, engine, extend, model, run, stream
+from tests.growth import Path, paths
 
 PROMPT = (1, 2, 3)
 PARAMS = SamplingParams(max_tokens=150, seed=11)
@@ -109,6 +110,31 @@ def test_every_forward_of_target_and_drafter_runs_in_full() -> None:
     assert stream(run(subject), 1) == expected(PROMPT, PARAMS)
     assert set(of.rows[1:-2]) == {4}
     assert min(asked[:-2]) == 2, "three forwards of a chain: the end of the text, and two nodes with KV"
+
+
+@pytest.mark.parametrize("odds", [(), (0.6, 0.2, 0.1)], ids=["dynamic", "static"])
+def test_a_model_that_makes_its_guesses_up_says_the_same_and_keeps_what_was_accepted(odds: tuple[float, ...]) -> None:
+    """As one that only makes guesses up; each node of its tree is computed once, however far the text follows it."""
+    options = config.Engine(page_size=4, num_pages=400, max_num_seqs=2)
+    of = SyntheticGuesser(model(), options, odds=ODDS, device=CPU)
+    subject = StandaloneDrafter(of, max_num_batched_tokens=64, max_scratch_nodes=64, max_model_len=SHAPE.max_position)
+    text: Path = PROMPT
+    plainly, told, expanded, computed = drafter(), 0, set[Path](), list[int]()
+
+    def counted(segments: Sequence[Segment], most: int) -> list[Outcome[Guesses]]:
+        computed.extend(segment.rows for segment in segments)
+        return SyntheticGuesser.guess(of, segments, most)
+
+    of.guess = counted  # type: ignore[method-assign]
+    for steps in (3, 2, 4, 2, 2):
+        shape = Shape(steps=steps, topk=3, width=4, nodes=60, odds=odds)
+        row = DraftRow(1, told, text[told:], shape, PARAMS)
+        [proposal], [wanted] = subject.propose([row]), plainly.propose([row])
+        assert proposal == wanted
+        found = paths(proposal)
+        expanded |= {text + path[:-1] for path in found}
+        told, text = len(text), text + next(path for path in found if len(path) == 2)
+    assert sum(computed) == len(expanded | {PROMPT[:end] for end in range(1, len(PROMPT))})
 
 
 def test_outcomes_of_a_driven_tree_are_hashes_of_where_they_stand() -> None:
