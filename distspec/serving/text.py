@@ -287,10 +287,20 @@ class Decoder:
 
 
 def spelled(text: Text, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-    """A whole text, and where in it each token begins."""
+    """A text as it was written, and where in it each token begins: special tokens are there by name, but for those that
+    the tokenizer puts before every text."""
     decoder = Decoder(text, ())
     whole, _, _ = decoder.push(tokens, last=True)
-    return whole, tuple(decoder.release(everything=True))
+    before = text.encode("")
+    unwritten = len(before) if tuple(tokens[: len(before)]) == before else 0
+    parts, found, taken, length = list[str](), list[int](), 0, 0
+    for i, (token, start) in enumerate(zip(tokens, decoder.release(everything=True), strict=True)):
+        found.append(start + length)
+        if token in text.special_ids and i >= unwritten:
+            name = text.spell(token).decode()
+            parts += (whole[taken:start], name)
+            taken, length = start, length + len(name)
+    return "".join((*parts, whole[taken:])), tuple(found)
 
 
 def _failure(stop: str) -> list[int]:

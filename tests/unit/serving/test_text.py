@@ -9,12 +9,12 @@ from itertools import chain, pairwise, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import pre_tokenizers, processors
 
 from distspec.errors import InvalidField
-from distspec.serving.text import Decoder, Detokenizer, StopFinder, Text
+from distspec.serving.text import Decoder, Detokenizer, StopFinder, Text, spelled
 from tests.stops import reference_end
-from tests.words import byte_fallback
+from tests.words import byte_fallback, byte_level
 
 UNICODE = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -183,6 +183,24 @@ def test_a_tokenizer_that_cuts_texts_cuts_no_prompts(fallback_text: Text) -> Non
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=200)
     assert Text(tokenizer).encode("the quick ab") == fallback_text.encode("the quick ab")
+
+
+@given(st.lists(st.sampled_from(["the quick", " ab", "漢", "\n", "é", "<|im_start|>", "<|im_end|>"]), max_size=8))
+@pytest.mark.parametrize("begin", [None, "<|endoftext|>"])
+def test_a_prompt_is_spelled_as_it_was_written(begin: str | None, parts: list[str]) -> None:
+    """Special tokens that were written stay, those that its tokenizer puts before every text do not show."""
+    tokenizer = byte_level()
+    if begin is not None:
+        first = [(begin, tokenizer.convert_tokens_to_ids(begin))]
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(f"{begin} $A", None, first)
+    text = Text(tokenizer)
+    tokens = text.encode("".join(parts))
+    whole, offsets = spelled(text, tokens)
+    assert whole == "".join(parts)
+    assert len(offsets) == len(tokens)
+    named = [(token, at) for token, at in zip(tokens, offsets, strict=True) if token in text.special_ids]
+    for token, at in named[begin is not None :]:
+        assert whole[at:].startswith(text.spell(token).decode())
 
 
 async def test_others_go_on_while_a_long_text_is_tokenized(text: Text) -> None:
