@@ -24,6 +24,8 @@ MAX_CONSTRAINT = 1 << 18
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Of structured_outputs, as in vLLM."""
+HARMLESS = ("disable_any_whitespace", "disable_fallback")
+"""Of vLLM, that change nothing: no white space is written, and no other library takes what the first refuses."""
 INNER = ("name", "description", "strict", "schema")
 """Of response_format.json_schema, as OpenAI has them."""
 
@@ -76,7 +78,7 @@ def _structured_outputs(request: GenerationRequest) -> Asked | None:
     value, field = request.structured_outputs, "structured_outputs"
     if value is None:
         return None
-    given = {name: item for name, item in _mapping(field, value).items() if item is not None}
+    given = {name: item for name, item in _mapping(field, value).items() if item is not None and name not in HARMLESS}
     if not given:
         return None
     _only(field, given, KINDS)

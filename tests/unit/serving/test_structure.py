@@ -43,6 +43,11 @@ FORMS: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}}, AS_SCHEMA),
     ({"structured_outputs": {"json_object": True}}, Constraint(kind="json_object")),
     ({"structured_outputs": {"regex": "[ab]+"}}, Constraint(kind="regex", text="[ab]+")),
+    (
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True, "disable_fallback": False}},
+        Constraint(kind="regex", text="a"),
+    ),
+    ({"structured_outputs": {"disable_fallback": True}}, None),
     ({"structured_outputs": {"choice": ["a", 'b"']}}, Constraint(kind="grammar", text='root ::= "a" | "b\\""')),
     ({"structured_outputs": {"grammar": 'root ::= "x"'}}, Constraint(kind="grammar", text='root ::= "x"')),
     ({"structured_outputs": {"structural_tag": TAG}}, Constraint(kind="structural_tag", text=json.dumps(TAG))),
@@ -57,7 +62,7 @@ def test_every_form_is_one_constraint(fields: dict[str, Any], constraint: Constr
     assert (found and found.constraint) == constraint
 
 
-@pytest.mark.parametrize(("fields", "constraint"), FORMS[5:8] + FORMS[12:14])
+@pytest.mark.parametrize(("fields", "constraint"), FORMS[5:8] + FORMS[12:16])
 async def test_it_travels_with_the_parameters_of_every_stream(
     fields: dict[str, Any], constraint: Constraint, service: Service, limits: Limits
 ) -> None:
