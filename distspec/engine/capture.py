@@ -5,8 +5,10 @@ Knows a device, the memory that its graphs share, and what to do where memory en
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -46,9 +48,22 @@ class Capturing:
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, as links of other workers do.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        with _uncollected(), capture:
             result = compute()
         return Captured(graph.replay, result)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A graph that the garbage collector finds, of an engine that is gone, would end a capture in the same thread."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def capturing(device: torch.device) -> Capture | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 
 from distspec import config
 from distspec.engine import Engine, Segment
+from distspec.engine.capture import Captured, Capturing
 from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.values import ROOT, Node, SamplingParams
@@ -101,3 +103,27 @@ def test_too_little_memory_leaves_out_large_graphs(caplog: pytest.LogCaptureFixt
     assert 0 < max(bucket.rows for bucket in engine.graphs.captured) < 256
     for _ in rounds(engine, 6, 40):
         pass
+
+
+def test_an_engine_that_is_collected_does_not_end_a_capture() -> None:
+    """Its graphs cannot be let go of meanwhile in the same thread."""
+    cycle: list[object] = [captured_add()]
+    cycle.append(cycle)
+    del cycle
+
+    def compute() -> torch.Tensor:
+        _ = [[] for _ in range(1000)]  # enough for a collection, if there were any
+        return torch.ones(4, device=CUDA) + 1
+
+    before = gc.get_threshold()
+    gc.set_threshold(100, 1, 1)
+    try:
+        found = Capturing(CUDA)(compute)
+    finally:
+        gc.set_threshold(*before)
+    found.replay()
+    assert found.result.tolist() == [2] * 4
+
+
+def captured_add() -> Captured[torch.Tensor]:
+    return Capturing(CUDA)(lambda: torch.ones(4, device=CUDA) + 1)
