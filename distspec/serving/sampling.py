@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distspec.coordinator.admission import MOST_LOGPROBS
 from distspec.errors import InvalidField
 from distspec.protocol.values import SamplingParams
 from distspec.serving import schema
@@ -88,6 +89,11 @@ def resolve(
         prompt_logprobs=schema.prompt_logprobs(request),
     )
     _check_support(params, limits.vocab_size)
+    told = prompt_tokens * (1 + (params.prompt_logprobs or 0))
+    if params.prompt_logprobs is not None and told > MOST_LOGPROBS:
+        name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"  # of an echo
+        need = f"less, {MOST_LOGPROBS} logprobs in all; the prompt has {prompt_tokens} tokens"
+        raise InvalidField(name, params.prompt_logprobs, need)
     return params
 
 

@@ -106,7 +106,8 @@ def test_every_parameter_arrives(service: Service, body: dict[str, Any], prompt:
         assert dict(params.logit_bias) == {int(id): bias for id, bias in asked("logit_bias", {}).items() if bias}
         assert params.allowed_token_ids == tuple(sorted(asked("allowed_token_ids", [])))
         assert params.stop_token_ids == tuple(sorted(stops))
-        of_prompt = asked("prompt_logprobs", count if asked("echo", False) else None)
+        wanted = (body.get("prompt_logprobs"), count if asked("echo", False) else None)
+        of_prompt = max((each for each in wanted if each is not None), default=None)
         assert (params.logprobs, params.prompt_logprobs) == (count, None if params.choice else of_prompt)
         stop = asked("stop", [])
         assert job.stops == ((stop,) if isinstance(stop, str) else tuple(stop))
@@ -192,3 +193,15 @@ def test_something_is_left_to_draw(service: Service) -> None:
         with pytest.raises(InvalidField) as caught:
             jobs_of(service, asked | bans)
         assert caught.value.field == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_of_a_prompt_than_can_travel_are_refused_by_what_asked_for_them(
+    text: Text, limits: Limits, name: str
+) -> None:
+    service = Service(TableClient(VOCAB), text, replace(limits, max_model_len=10**6))
+    asked = {"prompt": [5] * 20_000, "echo": True, "max_tokens": 1}
+    assert jobs_of(service, asked | {name: 5})
+    with pytest.raises(InvalidField) as caught:
+        jobs_of(service, asked | {name: 20})
+    assert caught.value.field == name
