@@ -8,13 +8,17 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from distspec.models.llama import Llama
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import edited
 from tests import chain
+from tests.causal import logits
+from tests.fleet import Stream
 from tests.matrix import DRAFTERS, LONG, PAGES, POLICIES, READERS, REPEATED, SHAPE, TREES, Cell
 from tests.teacher import excused, plain
+from tests.told import check
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,7 +35,11 @@ def wish(random: Random) -> SamplingParams:
         top_p=random.choice([1.0, 0.95, 0.6]),
         min_p=random.choice([0.0, 0.0, 0.05]),
         stop_token_ids=tuple(random.sample(range(SHAPE.vocab_size), random.choice([0, 2, 20]))),
+        logprobs=random.choice([None, 0, 1, 5, 20]),
     )
+    if random.random() < 0.25:
+        stops = (*params.stop_token_ids[:2], chain.END)
+        params = replace(params, constraint=random.choice(list(chain.WORDS)), stop_token_ids=stops)
     return chain.wish(random, params, SHAPE.vocab_size) if random.random() < 0.8 else params
 
 
@@ -56,6 +64,16 @@ def test_any_parameters_give_the_plain_targets_answers(seed: int, policy: str, t
         tokens, reason = plain(target, prompt, params)
         if (fleet.streams[key].tokens, fleet.streams[key].finished) != (tokens, reason):
             assert excused(target, prompt, fleet.streams[key].tokens, params) > 0
+        check_logprobs(target, prompt, fleet.streams[key], params)
+
+
+def check_logprobs(target: Llama, prompt: tuple[int, ...], stream: Stream, params: SamplingParams) -> None:
+    """One for each token, of the distribution that the plain target has there."""
+    text = [*prompt, *stream.tokens]
+    scores = logits(target, text)
+    assert len(stream.logprobs) == (0 if params.logprobs is None else len(stream.tokens))
+    for at, said in enumerate(stream.logprobs, start=len(prompt)):
+        check(said, scores[at - 1], text[at], params.logprobs or 0)
 
 
 @pytest.mark.parametrize("policy", ["sd", "ssd", "bvsp"])

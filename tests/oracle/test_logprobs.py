@@ -18,16 +18,14 @@ from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES
 from distspec.models import save_pretrained
 from distspec.models.llama import Llama
-from distspec.protocol.values import SamplingParams, TokenLogprobs
-from distspec.sampling import GREEDY_BELOW, SamplingRows, process
-from tests.chain import edited
+from distspec.protocol.values import SamplingParams
 from tests.fleet import Fleet
 from tests.matrix import CPU, CUT, DRAFTERS, GREEDY, LONG, PAGES, POLICIES, REPEATED, SEEDED, TREES, Cell, emitted
 from tests.teacher import plain
+from tests.told import check, processed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NEAR = 1e-4
 EDITED = replace(
     SEEDED, logprobs=4, presence_penalty=1.5, logit_bias=((11, 3.0), (7, -100.0)), bad_words=((5,), (9, 2))
 )
@@ -57,25 +55,6 @@ def model_says(target: Llama, tmp_path_factory: pytest.TempPathFactory) -> Calla
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         return lambda text: theirs(torch.tensor([list(text)])).logits[0].detach()
-
-
-def processed(scores: Tensor, text: Sequence[int], params: SamplingParams) -> Tensor:
-    scores = edited(scores, text, params)
-    if params.temperature < GREEDY_BELOW:
-        return scores
-    return process(scores[None], SamplingRows.of([params], [len(text)], CPU))[0]
-
-
-def check(said: TokenLogprobs, scores: Tensor, token: int, most: int) -> None:
-    right = scores.log_softmax(-1)
-    assert abs(said.logprob - float(right[token])) < NEAR
-    wide = right.topk(min(most, int(right.isfinite().sum()))).values.tolist()
-    assert [logprob for _, logprob in said.top] == pytest.approx(wide, abs=NEAR)
-    for other, logprob in said.top:  # the same tokens, but for those that are as likely
-        assert abs(logprob - float(right[other])) < NEAR
-    assert len({other for other, _ in said.top}) == len(said.top)
-    within = (int((right > right[token] + NEAR).sum()), int((right >= right[token] - NEAR).sum()))
-    assert within[0] < said.rank <= within[1]
 
 
 @pytest.fixture(scope="module")
