@@ -2,16 +2,19 @@
 
 Triton's interpreter forgives what its compiler does not: a name of two types, a loop it cannot unroll, a shape that is
 no power of two. The compiler needs no GPU, only to be told of one. Run as a program, since Triton decides when it is
-imported whether it interprets: `python -m tests.compiled`. Ends with an error where a kernel does not compile, or is
-launched by nothing here.
+imported whether it interprets: `python -m tests.compiled`. Ends with an error where a kernel does not compile, is
+launched by nothing here, or is compiled anew for other numbers of rows: a server that meets these one by one would stop
+for a second each.
 """
 
 from __future__ import annotations
 
 import pkgutil
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -64,12 +67,15 @@ class _Told:
         return 0
 
 
-def only_compile() -> None:
-    """From now on a launch compiles, and computes nothing."""
+def only_compile() -> dict[tuple[str, str], set[str]]:
+    """From now on a launch compiles, and computes nothing. What was compiled, by kernel and what it is compiled for."""
     launch: Callable[..., Any] = JITFunction.run
+    found = defaultdict[tuple[str, str], set[str]](set)
 
     def compiles(self: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
         compiled = launch(self, *args, warmup=True, **options)
+        constants = {name: value for name, value in options.items() if name not in ("grid", "stream")}
+        found[self.__module__ + "." + self.__name__, str(sorted(constants.items(), key=str))].add(compiled.hash)
         if compiled.metadata.shared > SHARED_BYTES:
             raise SystemExit(f"{self.__name__} wants {compiled.metadata.shared} bytes of shared memory")
         if compiled.metadata.launch_pdl and writes_too_soon(compiled.asm["ptx"]):
@@ -78,6 +84,7 @@ def only_compile() -> None:
 
     JITFunction.run = compiles
     driver.set_active(_Told())
+    return found
 
 
 def writes_too_soon(code: str) -> bool:
@@ -157,6 +164,35 @@ def pages() -> None:
         pull_pages(data, features, ([0, 1], 3, 16), [1 << 40, 1 << 41], 49, ([2, 0], 0, 16), 7)
 
 
+def any_rows() -> None:
+    """Of one model, whatever rows a step has, and wherever in the one copy of a step its integers lie."""
+    dim, width = 128, 3 * 8 * 128
+    table, places, norm = halves(2, 100, dim), (halves(50, 8, dim), halves(50, 8, dim)), halves(512)
+    seen, data, features = torch.zeros(4, VOCAB, dtype=torch.int32), halves(2, 2, 33, 8, 128), halves(33, 1024)
+    for count, shift in product((1, 2, 3, 16, 17), (0, 1)):
+        rows, logits = integers(count + 1)[shift:][:count], torch.zeros(count, VOCAB)
+        rope_and_write(halves(count, width), table, rows, rows, *places, None)
+        parts = halves(16, count, 512), halves(count, 16, 64), halves(count, 576), norm
+        turn_and_write_latents(*parts, halves(2, 3, 1, 64), rows, halves(50, 1, 576), scale=0.1, eps=1e-6)
+        mask_(logits, rows, torch.zeros(count, -(-VOCAB // 32), dtype=torch.int32))
+        for most in (5, 8):
+            add_bias_(logits, rows, rows, integers(4, most), torch.zeros(4, most))
+        penalize_(logits, rows, rows, integers(count + 1)[shift:][:count, None], torch.zeros(4, 3), seen, IN_PROMPT)
+        keys, (temperature, top_p, min_p) = integers(count, 4), torch.ones(count, 3).unbind(1)
+        limits = Limits(keys[:, 0], top_p, min_p, any_top_k=True, any_top_p=True)
+        for stays in (None, kept(logits, temperature, limits, GREEDY_BELOW)):
+            draw_whole(logits, temperature, keys[:, 1:], GREEDY_BELOW, stays)
+        draw_nucleus(logits, temperature, keys[:, 1:], top_p, min_p, GREEDY_BELOW)
+        best_whole(logits, temperature, keys[:, 1:], GREEDY_BELOW, 3)
+        tell_whole(logits, integers(count), 5)
+        scatter_pages(data, features, integers(count), gather_pages(data, features, integers(count)))
+        spread(integers(99), integers(99, 3), torch.zeros(99, 3), integers(count), -1, 3, False)
+        settle(integers(99), integers(99, 2), integers(count), integers(count, 3), integers(count, 3))
+        make_up(integers(count, 4), integers(count), VOCAB, 0)
+        tree = integers(count, 7)
+        accept_and_move(tree, tree, integers(count, 8), tree, tree, halves(4, 100, 1024))
+
+
 def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
     """A chain that the device plans, and trees, whole and in two parts."""
     pool = KVPool(1, 64, kv_heads, dim, latent=latent, dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -185,7 +221,10 @@ def never_compiled() -> list[str]:
 
 
 def main() -> None:
-    only_compile()
+    found = only_compile()
+    any_rows()
+    if anew := [kernel for kernel, hashes in found.items() if len(hashes) > 1]:
+        raise SystemExit(f"compiled anew for other rows: {anew}")
     draws()
     edits()
     rounds()

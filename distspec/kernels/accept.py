@@ -21,7 +21,7 @@ def _next(token, parent, index, at, outcome, NODES: tl.constexpr):
     return tl.min(tl.where((parent == at) & (token == outcome) & (index > at), index, NODES), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"], do_not_specialize_on_alignment=["last"])
 def _kernel(tokens, parents, outcomes, sources, targets, planes, path, counts, last, nodes, places, width,
             NODES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     in_turn(EARLY)

@@ -21,7 +21,7 @@ MOST = 16
 _BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sums"])
 def _block(logits, temperatures, keys, scores, tokens, tops, sums, vocab, row_stride, temperature_stride, key_stride,
            greedy_below, BLOCK: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     in_turn(EARLY)
@@ -40,7 +40,7 @@ def _block(logits, temperatures, keys, scores, tokens, tops, sums, vocab, row_st
         score = tl.where(place == where, float("-inf"), score)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["sums"])
 def _merge(scores, tokens, tops, sums, out_tokens, out_scores, blocks, most, BLOCKS: tl.constexpr, MOST: tl.constexpr,
            ALL: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     in_turn(EARLY)

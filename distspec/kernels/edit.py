@@ -14,7 +14,7 @@ _BLOCK = 1024
 _WORD = tl.constexpr(32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _mask(logits, rows, bits, words, vocab, row_stride, BLOCK: tl.constexpr):
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -24,7 +24,7 @@ def _mask(logits, rows, bits, words, vocab, row_stride, BLOCK: tl.constexpr):
     tl.store(at, tl.full([BLOCK], float("-inf"), tl.float32), mask=(token < vocab) & forbidden)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["rows", "slots"])
 def _bias(logits, rows, slots, tokens, values, most, row_stride, MOST: tl.constexpr):
     row, place = tl.program_id(0).to(tl.int64), tl.arange(0, MOST)
     entry = tl.load(slots + row) * most + place
@@ -34,7 +34,7 @@ def _bias(logits, rows, slots, tokens, values, most, row_stride, MOST: tl.conste
     tl.store(at, tl.load(at, mask=token >= 0, other=0.0) + value, mask=token >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"], do_not_specialize_on_alignment=["rows", "slots", "paths"])
 def _penalize(logits, rows, slots, paths, penalties, seen, depth, vocab, row_stride, IN_PROMPT: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)

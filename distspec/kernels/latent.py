@@ -62,7 +62,7 @@ def _latent_of(latent, norm, rope, keys, location, rows, eps, RANK: tl.constexpr
     _store(there, lane, half, x, a, b, wide & (location >= 0), turns & (location >= 0), RANK, DIM)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["write"])
 def _kernel(plain, turned, latents, norm, rope, write, queries, keys, rows, turned_row, turned_head, latent_row, scale,
             eps, HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, DIM: tl.constexpr,
             HALF_PAD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip

@@ -32,7 +32,7 @@ def suits(top_p: float) -> bool:
     return top_p >= _LEAST
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sums"])
 def _weigh(logits, temperatures, tops, sums, vocab, row_stride, temperature_stride, greedy_below, BLOCK: tl.constexpr):
     """The best of each block, and what its tokens weigh beside it."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
@@ -95,7 +95,7 @@ def _above(logits, temperatures, tops, token_depths, parts, vocab, row_stride, t
     tl.store(parts + (row * tl.num_programs(0) + block) * COUNT + place, tl.sum(acc, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sums"])
 def _choose(tops, block_tops, sums, parts, tokens, token_depths, top_p, out, blocks, top_p_stride,
             COUNT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
     """The first candidate within the nucleus; without any, the one that is nearest to the best token."""

@@ -15,7 +15,7 @@ _ROWS = 4
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _kernel(data, features, locations, content, count, places, planes, width, feature_width,
             GATHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One program for a few positions of one plane; the plane behind all others is that of the features."""

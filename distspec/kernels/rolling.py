@@ -14,7 +14,7 @@ from distspec.kernels.launch import early, in_turn
 from distspec.kernels.splitmix import STEP, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset", "rows", "count", "spare_row"])
 def _spread(lengths, keys, reals, slots, positions, integers, out, offset, rows, count, spare_row,
             COUNT: tl.constexpr, STEPWISE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     in_turn(EARLY)
@@ -57,7 +57,7 @@ def spread(
     return positions, integers, out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "spare_row"])
 def _settle(lengths, last, slots, chain, outcomes, results, count, spare_row, COUNT: tl.constexpr,
             EARLY: tl.constexpr):  # fmt: skip
     in_turn(EARLY)
@@ -98,7 +98,7 @@ def _mix(state, part):
     return mixed(state + part.to(tl.uint64) + STEP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _make_up(integers, tokens, out, rows, vocab, row_stride, token_stride, LEAST: tl.constexpr, GUESS: tl.constexpr,
              BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     in_turn(EARLY)

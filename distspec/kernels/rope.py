@@ -46,7 +46,7 @@ def _store_halves(at, a, b, mask, DIM: tl.constexpr):
     tl.store(at + DIM // 2, b.to(at.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "write"])
 def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, values, max_position, eps,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GROUP_PAD: tl.constexpr,
             HALF_PAD: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip

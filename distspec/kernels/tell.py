@@ -21,7 +21,7 @@ _BLOCK = 2048
 _PIECE = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sums"])
 def _survey(scores, tokens, tops, sums, likelier, bests, vocab, row_stride, BLOCK: tl.constexpr, PIECE: tl.constexpr):
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -36,7 +36,7 @@ def _survey(scores, tokens, tops, sums, likelier, bests, vocab, row_stride, BLOC
     tl.store(bests + at * count + tl.arange(0, count), tl.max(tl.reshape(score, [count, PIECE]), 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["sums"])
 def _tell(scores, tokens, tops, sums, likelier, bests, integers, reals, most, blocks, pieces, vocab, row_stride,
           BLOCKS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

@@ -89,7 +89,7 @@ def _advance(state, parts, want, row, blocks, COUNT: tl.constexpr, FIRST: tl.con
     return low + step * found, tl.where(found == last, high, low + step * (found + 1)), total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["state", "new_state"])
 def _pass(logits, temperatures, tops, wants, depths, state, parts, new_state, new_parts, vocab, row_stride,
           temperature_stride, want_stride, greedy_below, PASS: tl.constexpr, COUNT: tl.constexpr, BLOCKS: tl.constexpr,
           BLOCK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
@@ -118,7 +118,7 @@ def _pass(logits, temperatures, tops, wants, depths, state, parts, new_state, ne
     tl.store(new_parts + (row * blocks + block) * _THRESHOLDS + threshold, tl.sum(acc, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["state"])
 def _settle(wants, depths, state, parts, want_stride, blocks, COUNT: tl.constexpr, BLOCKS: tl.constexpr):
     """A row's depth after the last pass, where its limit is on."""
     row = tl.program_id(0).to(tl.int64)
