@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
@@ -173,7 +172,7 @@ class ToyWorker:
     async def join(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Raises LinkLost."""
         self._loop = asyncio.get_running_loop()
-        self._compute = Compute(self.work, self._reply, self._broke)
+        self._compute = Compute(self.work, Link.say, self._broke)
         self._compute.start()
         hello = Hello(
             worker=self.name,
@@ -186,7 +185,15 @@ class ToyWorker:
             max_model_len=1 << 18,
             vocab_size=VOCAB_SIZE,
         )
-        self._link = Link(endpoint, hello, 1, arrived=self._compute.take, lost=lambda error: None, timeout_s=timeout_s)
+        self._link = Link(
+            endpoint,
+            hello,
+            1,
+            arrived=self._compute.take,
+            lost=lambda error: None,
+            timeout_s=timeout_s,
+            wake=self._compute.wake,
+        )
         self._compute.join_as(self._link)
         await self._link.open()
 
@@ -198,9 +205,6 @@ class ToyWorker:
     def close(self) -> None:
         self._compute.stop()
         self._link.close()
-
-    def _reply(self, link: Link, messages: Sequence[Message]) -> None:
-        self._loop.call_soon_threadsafe(partial(link.send, *messages))
 
     def _broke(self, link: Link, error: Exception) -> None:
         self._loop.call_soon_threadsafe(link.close)

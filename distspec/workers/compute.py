@@ -1,7 +1,8 @@
 """The one thread that computes in a worker, and what it computes with.
 
 Everything a worker knows of requests belongs to this thread, so nothing there needs a lock. It blocks without
-cost when there is nothing to do. Does not know sockets: messages come in by `take`, replies leave by `Reply`.
+cost when there is nothing to do, and is woken by what arrives on its link: between two workers a thread that hands
+messages on would be one more that has to wake. Knows when to look at its link, not what a link is made of.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from distspec.protocol.channel import Link
 from distspec.protocol.messages import Message
+from distspec.workers.bell import Bell
 
 log = logging.getLogger(__name__)
 Later = Callable[[], Sequence[Message]]
@@ -56,9 +57,13 @@ class _Proof:
     found: Future[None]
 
 
+_Item = _Joined | _Proof | Message | Later | None
+
+
 class Compute(threading.Thread):
     """reply(link, messages): sends what came of the life of that link. broke(link, error): that life is over.
-    begin: comes before everything else. All are called on this thread.
+    begin: comes before everything else. All are called on this thread; its links give what arrives to `take`, and
+    have `wake` to say that there is something.
     """
 
     def __init__(
@@ -70,33 +75,37 @@ class Compute(threading.Thread):
     ) -> None:
         super().__init__(name="compute", daemon=True)
         self._work, self._reply, self._broke, self._begin = work, reply, broke, begin
-        self._inbox: queue.SimpleQueue[_Joined | _Proof | Message | Later | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._bell = Bell()
 
     def join_as(self, link: Link) -> None:
         """Begin the life of this link: what was taken before concerns the one before."""
-        self._inbox.put(_Joined(link))
+        self._put(_Joined(link))
 
     def take(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self._inbox.put(message)
+        self._put(*messages)
+
+    def wake(self) -> None:
+        """Look at the link again."""
+        self._bell.ring()
 
     def later(self, action: Later) -> None:
-        self._inbox.put(action)
+        self._put(action)
 
     def check(self) -> Future[None]:
         """Prove the books between two steps. Answered between two lives as well, and of whatever was left then."""
         proof = _Proof(Future())
-        self._inbox.put(proof)
+        self._put(proof)
         return proof.found
 
     def stop(self) -> None:
-        self._inbox.put(None)
+        self._put(None)
 
     def run(self) -> None:
         self._begin()
         link: Link | None = None
         while True:
-            for item in self._arrived(self._pause_s(link)):
+            for item in self._arrived(link, self._pause_s(link)):
                 if item is None:
                     return
                 if isinstance(item, _Joined):
@@ -113,11 +122,22 @@ class Compute(threading.Thread):
         """How long to wait for messages before the next step; None: for ever."""
         return self._work.hold_s() if link is not None and self._work.ready() else None
 
-    def _arrived(self, pause_s: float | None) -> list[_Joined | _Proof | Message | Later | None]:
-        items = []
-        if pause_s != 0:
-            with suppress(queue.Empty):
-                items.append(self._inbox.get(timeout=pause_s))
+    def _put(self, *items: _Item) -> None:
+        for item in items:
+            self._inbox.put(item)
+        if threading.get_ident() != self.ident:
+            self._bell.ring()
+
+    def _arrived(self, link: Link | None, pause_s: float | None) -> list[_Item]:
+        """What there is to do, after a wait where there is nothing. A link is looked at before each wait as well: its
+        descriptor says that something came since."""
+        if link is not None:
+            link.receive()
+        if pause_s != 0 and self._inbox.empty():
+            self._bell.wait(pause_s, link.descriptor if link is not None else None)
+            if link is not None:
+                link.receive()
+        items = list[_Item]()
         while not self._inbox.empty():
             items.append(self._inbox.get())
         return items

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 import ray
@@ -19,7 +17,7 @@ from distspec.config import Config
 from distspec.errors import FleetError, LinkLost
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
-from distspec.protocol.messages import Fault, Hello, Message
+from distspec.protocol.messages import Fault, Hello
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Compute, Later
 from distspec.workers.lease import FleetLease, end_unless_claimed
@@ -85,7 +83,13 @@ class Worker:
         hello = msgspec.structs.replace(self._hello, incarnation=incarnation)
         timeout_s = self._config.coordinator.worker_timeout_s
         self._link = Link(
-            endpoint, hello, incarnation, arrived=self._compute.take, lost=self._lost, timeout_s=timeout_s
+            endpoint,
+            hello,
+            incarnation,
+            arrived=self._compute.take,
+            lost=self._lost,
+            timeout_s=timeout_s,
+            wake=self._compute.wake,
         )
         self._compute.join_as(self._link)
         await self._link.open()
@@ -114,7 +118,7 @@ class Worker:
             built.begin()
             heap.settle()
 
-        self._compute = Compute(built.work, self._reply, self._broke, begin)
+        self._compute = Compute(built.work, Link.say, self._broke, begin)
         self._compute.start()
         self._place, self._hello = built.place, built.hello
 
@@ -122,9 +126,6 @@ class Worker:
 
     def _later(self, action: Later) -> None:
         self._compute.later(action)
-
-    def _reply(self, link: Link, messages: Sequence[Message]) -> None:
-        self._loop.call_soon_threadsafe(partial(link.send, *messages))
 
     def _broke(self, link: Link, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._end, link, f"{type(error).__name__}: {error}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -28,6 +28,10 @@ class Link:
 
     arrived: the messages of a frame, heartbeats taken out. lost: told once, and never after `close`. Both are
     called on the event loop that called `open`; they may be called before `open` returns to its caller.
+
+    wake: of a thread that receives by itself what comes after the Welcome, so that nothing has to be handed on to it:
+    it calls `receive` when `descriptor` is readable and when it was woken, and `arrived` is called there. While it
+    is busy the event loop receives with each heartbeat, so silence is told all the same.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Link:
         arrived: Callable[[list[Message]], None],
         lost: Callable[[LinkLost], None],
         timeout_s: float,
+        wake: Callable[[], None] | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.heard_s = 0.0
@@ -48,14 +53,21 @@ class Link:
         self._arrived = arrived
         self._lost = lost
         self._timeout_s = timeout_s
+        self._wake = wake
         self._sent = self._received = 0
         self._outbox: list[Message] = []
         self._pulse: Pulse | None = None
         self._closed = True
+        self._failed = False
 
     @property
     def is_open(self) -> bool:
         return not self._closed
+
+    @property
+    def descriptor(self) -> int | None:
+        """Readable when there may be something for `receive`; None while that has nothing to do."""
+        return None if self._wake is None or self._pulse is None or self._closed else self._pump.descriptor
 
     async def open(self) -> Welcome | ClientWelcome:
         """Connect and join. Raises LinkLost: refused (with the reason), or no answer within timeout_s."""
@@ -92,34 +104,50 @@ class Link:
             self._loop.call_soon(self._flush)
         self._outbox.extend(messages)
 
+    def say(self, messages: Sequence[Message]) -> None:
+        """Send messages at once, in one frame, from any thread; before the Welcome they go nowhere either."""
+        if self._pulse is not None:
+            self._put(messages)
+
+    def receive(self) -> None:
+        """Hand on what has come; see `wake`."""
+        if self.descriptor is not None:
+            self._pump.drain()
+
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
+        with self._pump.lock:
+            self._closed = True
+            self._pump.close()
         if self._pulse is not None:
             self._pulse.stop()
         self._monitor.close()
-        self._pump.close()
         end(self._context)
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []
-        if self._closed or not messages:
-            return
-        try:
-            frames = encode_all(
-                messages, term=self._endpoint.term, incarnation=self.incarnation, sequence=self._sent + 1
-            )
-            self._sent += len(frames)
-            for frame in frames:
-                self._pump.send([frame])
-        except BadMessage as error:
-            self._lose(LinkLost(f"a message that cannot be sent: {error}"))
-        except zmq.Again:
-            self._lose(LinkLost(f"{MAX_QUEUED_FRAMES} frames unread"))
+        if messages:
+            self._put(messages)
+
+    def _put(self, messages: Sequence[Message]) -> None:
+        with self._pump.lock:
+            if self._closed or self._failed:
+                return
+            try:
+                frames = encode_all(
+                    messages, term=self._endpoint.term, incarnation=self.incarnation, sequence=self._sent + 1
+                )
+                self._sent += len(frames)
+                for frame in frames:
+                    self._pump.send([frame])
+            except BadMessage as error:
+                self._fail(LinkLost(f"a message that cannot be sent: {error}"))
+            except zmq.Again:
+                self._fail(LinkLost(f"{MAX_QUEUED_FRAMES} frames unread"))
 
     def _receive(self, parts: list[bytes]) -> None:
-        if self._closed:
+        if self._closed or self._failed:
             return
         try:
             head, body = decode_head(parts[-1])
@@ -127,31 +155,37 @@ class Link:
                 return
             messages = decode_messages(body)
         except BadMessage as error:
-            return self._lose(LinkLost(str(error)))
+            return self._fail(LinkLost(str(error)))
         if head.sequence == 0:
             first = messages[0] if messages else None
             reason = first.reason if isinstance(first, Refuse) else "a frame outside any link"
-            return self._lose(LinkLost(reason, refused=not self._welcome.done()))
+            return self._fail(LinkLost(reason, refused=not self._welcome.done()))
         if head.sequence != self._received + 1:
-            return self._lose(LinkLost(f"frame {head.sequence} after {self._received}"))
+            return self._fail(LinkLost(f"frame {head.sequence} after {self._received}"))
         self._received += 1
         self.heard_s = self._loop.time()
         if not self._welcome.done():
             self._open(messages.pop(0))
         messages = [message for message in messages if not isinstance(message, Heartbeat)]
-        if messages and not self._closed:
+        if messages and not self._failed:
             self._arrived(messages)
 
     def _open(self, welcome: Message) -> None:
         if not isinstance(welcome, Welcome | ClientWelcome):
-            return self._lose(LinkLost("the first message must be a Welcome"))
+            return self._fail(LinkLost("the first message must be a Welcome"))
         self._pulse = Pulse(welcome.heartbeat_s, self._beat)
         self._welcome.set_result(welcome)
+        if self._wake is not None:
+            self._pump.lend(self._wake)
+
+    def _fail(self, error: LinkLost) -> None:
+        """Whatever else comes is not looked at. May be called on any thread."""
+        self._failed = True
+        self._loop.call_soon_threadsafe(self._lose, error)
 
     def _lose(self, error: LinkLost) -> None:
         if self._closed:
             return
-        # Closing here would free the socket that is being drained: the pump looks before each receive.
         self.close()
         if self._welcome.done():
             self._lost(error)
@@ -159,6 +193,7 @@ class Link:
             self._welcome.set_exception(error)
 
     def _beat(self, now: float, late_s: float) -> None:
+        self.receive()
         self.heard_s += late_s
         if now - self.heard_s > self._timeout_s:
             self._lose(LinkLost(f"the coordinator was silent for {now - self.heard_s:.1f} s"))

@@ -1,10 +1,11 @@
-"""A ZeroMQ socket and a heartbeat on an asyncio event loop. Knows no peers and no messages."""
+"""A ZeroMQ socket and a heartbeat on an asyncio event loop, or beside it. Knows no peers and no messages."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import count
 
 import zmq
 
@@ -20,50 +21,68 @@ class Pump:
 
     Its descriptor signals edges, and any call on the socket may swallow one: so receiving goes on until
     nothing is there, and sending looks afterwards whether something has come in meanwhile.
+
+    Frames may be sent by any thread. Once the pump is lent they are received by another one than the event loop's, and
+    on_frame is called there. Whoever sends or receives holds `lock`, on_frame included.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], on_frame: Callable[[list[bytes]], None]) -> None:
+        self.lock = threading.RLock()
+        self.descriptor = int(socket.getsockopt(zmq.FD))
         self._socket = socket
         self._on_frame = on_frame
         self._loop = asyncio.get_running_loop()
-        self._descriptor = int(socket.getsockopt(zmq.FD))
-        self._scheduled = False
-        self._loop.add_reader(self._descriptor, self._drain)
+        self._look: Callable[[], None] = self._schedule
+        self._is_lent = self._scheduled = False
+        self._loop.add_reader(self.descriptor, self._turn)
         self._schedule()
 
     def send(self, parts: list[bytes]) -> None:
         """Never waits. Raises zmq.Again for a full queue, zmq.ZMQError for a peer that is not there."""
-        try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
-        finally:
-            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                self._schedule()
+        with self.lock:
+            try:
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
+            finally:
+                if self._has_more():
+                    self._look()
+
+    def lend(self, wake: Callable[[], None]) -> None:
+        """Let another thread receive, by `drain`: when the descriptor is readable, and when `wake` was called."""
+        self._loop.remove_reader(self.descriptor)
+        self._look, self._is_lent = wake, True
+        wake()
+
+    def drain(self, most: int | None = None) -> bool:
+        """Receive the frames that are there, or the first so many; whether all were."""
+        for _ in count() if most is None else range(most):
+            with self.lock:
+                if self._socket.closed or not self._has_more():
+                    return True
+                self._on_frame(self._socket.recv_multipart(zmq.NOBLOCK))
+        return False
 
     def close(self, linger_ms: int = 0) -> None:
-        if not self._socket.closed:
-            self._loop.remove_reader(self._descriptor)
-            self._socket.close(linger_ms)
+        with self.lock:
+            if not self._socket.closed:
+                self._loop.remove_reader(self.descriptor)
+                self._socket.close(linger_ms)
+
+    def _has_more(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _schedule(self) -> None:
+        """To be called on the event loop, which whoever sends before the pump is lent does."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._turn)
 
-    def _drain(self) -> None:
-        self._scheduled = False
-        for _ in range(_FRAMES_PER_TURN):
-            if self._socket.closed:
-                return
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                self._on_frame(parts)
-            except BaseException:
-                self._schedule()  # a handler that breaks must not leave the frames behind it unread
-                raise
-        self._schedule()
+    def _turn(self) -> None:
+        self._scheduled = is_done = False
+        try:
+            is_done = self._is_lent or self.drain(_FRAMES_PER_TURN)
+        finally:  # a handler that breaks must not leave the frames behind it unread
+            if not is_done:
+                self._schedule()
 
 
 class Pulse:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -30,6 +32,7 @@ from distspec.protocol.messages import (
     Refuse,
     Welcome,
 )
+from distspec.workers.bell import Bell
 
 TERM = 7
 pytestmark = pytest.mark.asyncio
@@ -94,6 +97,7 @@ class Fleet:
             arrived=inbox.extend,
             lost=lost.set_result,
             timeout_s=kw.get("timeout_s", 5.0),
+            wake=kw.get("wake"),
         )
         self.links.append(link)
         return link, inbox, lost
@@ -385,3 +389,107 @@ async def test_a_message_that_cannot_be_sent_ends_its_link_alone(fleet: Fleet) -
     assert "cannot be sent" in str(await one[2])
     other[0].send(Fault(reason="\ud800"))
     assert "cannot be sent" in str(await other[2])
+
+
+class Reader(threading.Thread):
+    """Receives what comes on a link, as a compute thread does, and answers each message at once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        self._bell = Bell()
+        self.link, self.inbox, self.lost = fleet.link(wake=self._bell.ring)
+        self.threads = set[int]()
+        self.stopped = False
+
+    def run(self) -> None:
+        answered = 0
+        while not self.stopped:
+            self.link.receive()
+            for message in self.inbox[answered:]:
+                assert isinstance(message, Cancel)
+                self.link.say([Fault(reason=message.key)])
+                answered += 1
+            self._bell.wait(None, self.link.descriptor)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self._bell.ring()
+        self.join()
+
+
+async def test_a_thread_that_receives_by_itself_misses_nothing(fleet: Fleet) -> None:
+    """What the event loop sends and receives beside it swallows signals of the socket."""
+    reader = Reader(fleet)
+    reader.start()
+    try:
+        await reader.link.open()
+        for i in range(400):
+            fleet.hub.send("verify:0", Cancel(key=str(i)))
+            if i % 3 == 0:
+                reader.link.send(Fault(reason="beside"))
+            if i % 5 == 0:
+                reader.link._beat(asyncio.get_running_loop().time(), 0.0)
+            await fleet.handler.until(lambda i=i: Fault(reason=str(i)) in fleet.handler.messages)
+        assert reader.inbox == [Cancel(key=str(i)) for i in range(400)]
+        answers = [message for message in fleet.handler.messages if message != Fault(reason="beside")]
+        assert answers == [Fault(reason=str(i)) for i in range(400)]
+        assert not reader.lost.done()
+    finally:
+        reader.stop()
+
+
+async def test_whoever_swallows_the_signal_of_a_frame_wakes_its_reader(fleet: Fleet) -> None:
+    wakes: list[None] = []
+    link, inbox, _ = fleet.link(wake=lambda: wakes.append(None))
+    await link.open()
+    link.receive()
+    wakes.clear()
+    fleet.hub.send("verify:0", Cancel(key="x"))
+    fleet.hub.flush()
+    assert link.descriptor is not None
+    assert select.select([link.descriptor], [], [], 30)[0]
+    link.say([Fault(reason="y")])
+    assert wakes
+    link.receive()
+    assert inbox == [Cancel(key="x")]
+
+
+async def test_many_threads_may_speak_on_one_link(fleet: Fleet) -> None:
+    link, _, lost = fleet.link()
+    await link.open()
+
+    def speak(who: int) -> None:
+        for i in range(200):
+            link.say([Fault(reason=f"{who} {i}")])
+
+    await asyncio.gather(*(asyncio.to_thread(speak, who) for who in range(4)))
+    await settle(lambda: lost.done() or len(fleet.handler.messages) == 800)
+    assert not lost.done()
+    for who in range(4):
+        said = [m.reason for m in fleet.handler.messages if isinstance(m, Fault) and m.reason.startswith(f"{who} ")]
+        assert said == [f"{who} {i}" for i in range(200)]
+
+
+async def test_a_thread_that_is_busy_keeps_its_link_and_hears_of_its_end() -> None:
+    fleet = Fleet(timeout_s=0.5)
+    link, inbox, lost = fleet.link(timeout_s=0.5, wake=lambda: None)  # nobody ever receives
+    await link.open()
+    fleet.hub.send("verify:0", Cancel(key="x"))
+    await asyncio.sleep(1.5)
+    assert not lost.done()
+    assert fleet.handler.lefts() == []
+    assert inbox == [Cancel(key="x")]
+    fleet.hub.reset("verify:0", "enough")
+    assert str(await lost) == "enough"
+    fleet.hub.close()
+
+
+async def test_what_cannot_be_said_ends_the_link_once_on_its_event_loop(fleet: Fleet) -> None:
+    link, _, lost = fleet.link()
+    link.say([Fault(reason="before the Welcome")])
+    await link.open()
+    for _ in range(2):
+        await asyncio.to_thread(link.say, [Fault(reason="\ud800")])
+    assert "cannot be sent" in str(await lost)
+    link.say([Fault(reason="after the end")])
+    assert fleet.handler.messages == []

@@ -15,10 +15,14 @@ from distspec.workers.compute import Compute
 
 
 class Life:
-    """Stands for a link where only its incarnation matters."""
+    """Stands for a link on which nothing arrives, where only its incarnation matters."""
+
+    descriptor = None
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
+
+    def receive(self) -> None: ...
 
 
 class Echo:
