@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, cast
@@ -20,13 +20,14 @@ from msgspec import structs
 from distspec.constraints.trial import Trials
 from distspec.errors import BadConstraint, InvalidField, RequestError, Unavailable
 from distspec.protocol.messages import Output
-from distspec.protocol.values import Constraint, SamplingParams, SpeculationChoice, TokenLogprobs, Usage
+from distspec.protocol.values import SamplingParams, SpeculationChoice, TokenLogprobs, Usage
 from distspec.serving import prompts, sampling, schema, structure, tools
 from distspec.serving.calls import Plain, Reader
 from distspec.serving.limits import Limits, check_length
 from distspec.serving.pieces import Pieces
 from distspec.serving.results import Chunk, Completion, PromptReport, stats
 from distspec.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
+from distspec.serving.structure import Asked
 from distspec.serving.text import Decoder, Text, spelled
 from distspec.serving.tools import NO_TOOLS, Choice
 
@@ -45,7 +46,7 @@ class Job:
     """One stream to generate: a prompt and one of its n choices. stops: strings that end its text; stop_ids: tokens
     that do, beside the model's own. echo: with which the text begins, and where in it each token of the prompt does.
     is_empty: no token is asked for, so the one that workers make is left out. reader: makes what finds calls of tools
-    in its text."""
+    in its text. form: the field that asks for its constraint."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -56,6 +57,7 @@ class Job:
     stop_ids: frozenset[int] = frozenset()
     is_empty: bool = False
     reader: Callable[[], Reader] = Plain
+    form: str = "constraint"
 
     def pieces(self, text: Text) -> Pieces:
         return Pieces(self.decoder(text), PromptReport(self.prompt, *self.echo), self.stop_ids)
@@ -114,7 +116,7 @@ class Service:
         chunk: Chunk | None = None
         usage: Usage | None = None
         outputs = cast(AsyncGenerator[Output, None], self._client.submit(job.prompt, job.params, job.speculation))
-        async with aclosing(outputs):
+        async with aclosing(outputs), _named(job.form):
             async for output in outputs:
                 if job.is_empty:
                     output = _emptied(output)
@@ -201,7 +203,7 @@ class Service:
         if count > self.limits.max_streams:
             raise InvalidField(field, count, f"at most {self.limits.max_streams} answers (prompts x n) in one request")
 
-    async def _constraint(self, request: GenerationRequest, choice: Choice) -> Constraint | None:
+    async def _asked(self, request: GenerationRequest, choice: Choice) -> Asked | None:
         """What the output must be, once it is known that workers can compile it. Raises InvalidField, Unavailable."""
         asked = await asyncio.to_thread(structure.asked, request, choice, self.limits.tool_call_parser)
         if asked is None:
@@ -212,7 +214,7 @@ class Service:
             await asyncio.wrap_future(self._trials.submit(asked.constraint))
         except BadConstraint as error:
             raise RequestError(f"{asked.field}: {error}", asked.field) from None
-        return asked.constraint
+        return asked
 
     async def _jobs(
         self, request: GenerationRequest, texts: Sequence[tuple[str, tuple[int, ...]]], choice: Choice = NO_TOOLS
@@ -257,10 +259,13 @@ class Service:
                 for index in range(first, known[kept])
             ]
         # Last: a trial takes time of a child that others wait for, and most that is wrong with a request is known here.
-        constraint = await self._constraint(request, choice)
-        if constraint is None:
+        form = await self._asked(request, choice)
+        if form is None:
             return jobs
-        return [replace(job, params=structs.replace(job.params, constraint=constraint)) for job in jobs]
+        return [
+            replace(job, params=structs.replace(job.params, constraint=form.constraint), form=form.field)
+            for job in jobs
+        ]
 
     async def _echo(self, request: GenerationRequest, prompt: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
         """See Job. Of a chat, what the assistant has said already, of which there are no tokens apart."""
@@ -268,6 +273,17 @@ class Service:
             last = prompts.turns(request.messages, self.limits)[-1]
             return last["content"] if last["role"] == "assistant" else "", ()
         return await asyncio.to_thread(spelled, self.text, prompt)
+
+
+@asynccontextmanager
+async def _named(field: str) -> AsyncIterator[None]:
+    """To workers a constraint is a constraint, whichever field of a request asks for it."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field != "constraint":
+            raise
+        raise RequestError(field + error.message.removeprefix(error.field), field) from None
 
 
 def _of_choice(params: SamplingParams, choice: int, after: int) -> SamplingParams:

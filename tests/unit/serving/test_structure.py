@@ -93,3 +93,17 @@ async def test_a_request_that_is_refused_anyway_has_no_trial(service: Service, l
     with pytest.raises(RequestError) as error:
         await service.completion_jobs(schema.parse(CompletionRequest, body, limits))
     assert error.value.field == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("name", ["structured_outputs.regex", None])
+async def test_what_workers_refuse_later_is_named_as_it_was_asked_for(
+    service: Service, client: TableClient, limits: Limits, name: str | None
+) -> None:
+    """A grammar that turns out to be ambiguous, and no other refusal."""
+    request = schema.parse(CompletionRequest, {"prompt": "x", "structured_outputs": {"regex": "a"}}, limits)
+    jobs = await service.completion_jobs(request)
+    client.refusal = RequestError("constraint: cannot be held to", "constraint" if name else None)
+    with pytest.raises(RequestError) as error:
+        await service.complete(jobs)
+    assert error.value.field == name
+    assert error.value.message == f"{name or 'constraint'}: cannot be held to"
