@@ -23,6 +23,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,31 +44,43 @@ CHILDREN = 4
 MAX_WAITING = 64
 """Constraints that are tried or wait for it. More would wait for minutes, should none be done in time."""
 KEPT = 1024
+RETRY_S = 60.0
+"""What took too long or too much memory is tried again after this, since that may have been for others beside it."""
 TOO_LARGE = "compiling it takes too much memory"
 
 
 class Trials:
     """folder: of the model's tokenizer; vocab_size, stop_ids: as in grammar.Compiler. limit_s: for each constraint.
+    retry_s: see RETRY_S.
 
     Children start when there is something to try, at most CHILDREN at once. Every method may be called from any thread.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, stop_ids: Iterable[int], *, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        stop_ids: Iterable[int],
+        *,
+        limit_s: float = LIMIT_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._retry_s = retry_s
         self._arguments = [str(folder), str(vocab_size), json.dumps(list(stop_ids)), str(limit_s)]
         self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(CHILDREN, thread_name_prefix="trial")
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
-        self._known: OrderedDict[Constraint, str | None] = OrderedDict()
+        self._known: OrderedDict[Constraint, _Verdict] = OrderedDict()
         self._waiting = 0
 
     def submit(self, constraint: Constraint) -> Future[None]:
         """Done when it is known that the constraint can be compiled, at once if it was before. Its exception is
         BadConstraint for one that cannot, in time, or Unavailable where no child starts. Raises Overloaded."""
         with self._lock:
-            if constraint in self._known:
-                return _done(self._known[constraint])
+            if (known := self._verdict(constraint)) is not None:
+                return _done(known.reason)
             if self._waiting >= MAX_WAITING:
                 raise Overloaded(f"{self._waiting} constraints are waiting to be compiled", self._limit_s)
             self._waiting += 1
@@ -89,16 +103,21 @@ class Trials:
 
     def _try(self, constraint: Constraint) -> None:
         with self._lock:
-            is_known = constraint in self._known
-            reason = self._known.get(constraint)
-        if not is_known:
+            known = self._verdict(constraint)
+        if known is None:
             reason = self._ask(constraint)
+            is_final = reason not in (TOO_LARGE, _too_slow(self._limit_s))
+            known = _Verdict(reason, inf if is_final else time.monotonic() + self._retry_s)
             with self._lock:
-                self._known[constraint] = reason
+                self._known[constraint] = known
                 if len(self._known) > KEPT:
                     self._known.popitem(last=False)
-        if reason is not None:
-            raise BadConstraint(reason)
+        if known.reason is not None:
+            raise BadConstraint(known.reason)
+
+    def _verdict(self, constraint: Constraint) -> _Verdict | None:
+        known = self._known.get(constraint)
+        return known if known is not None and time.monotonic() < known.until_s else None
 
     def _ask(self, constraint: Constraint) -> str | None:
         child = self._take()
@@ -125,6 +144,14 @@ class Trials:
         with self._lock:
             self._all.add(child)
         return child
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """reason: what is wrong with a constraint, None for nothing. until_s: when it is no longer so (monotonic clock)."""
+
+    reason: str | None
+    until_s: float
 
 
 class _Child:

@@ -73,6 +73,27 @@ def test_what_takes_too_long_costs_no_child(trials: Trials) -> None:
     assert set(trials._all) >= before
 
 
+@pytest.mark.parametrize("retry_s", [0.0, 1000.0])
+def test_what_took_too_long_is_tried_again_later(folder: Path, retry_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host may have been busy."""
+    made = Trials(folder, vocab_size(), [end_id()], limit_s=3.0, retry_s=retry_s)
+    made.submit(GOOD).result(120)
+    with monkeypatch.context() as busy:
+        busy.setattr("distspec.constraints.trial._Child.ask", _late)
+        with pytest.raises(BadConstraint, match="within 3 s"):
+            made.submit(Constraint(kind="regex", text="[a-z]")).result(120)
+    if retry_s:
+        with pytest.raises(BadConstraint, match="within 3 s"):
+            made.submit(Constraint(kind="regex", text="[a-z]")).result(120)
+    else:
+        made.submit(Constraint(kind="regex", text="[a-z]")).result(120)
+    made.close()
+
+
+def _late(*_: object) -> str | None:
+    raise TimeoutError
+
+
 def test_more_than_can_be_tried_soon_are_refused_and_what_is_known_is_not(folder: Path) -> None:
     made = Trials(folder, vocab_size(), [end_id()], limit_s=3.0)
     made.submit(GOOD).result(120)
