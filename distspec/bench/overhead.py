@@ -29,6 +29,8 @@ from distspec.workers.client import Client
 
 BOUND_MS = 1.0
 POLICIES = ("ar", "sd", "dsi")
+FORWARD_S = 0.005
+SLOW = f"sd+{1e3 * FORWARD_S:g}ms"
 WIDTH = 4
 _PROMPT = tuple(range(32))
 _HEARTBEAT_S, _TIMEOUT_S = 1.0, 30.0
@@ -36,6 +38,10 @@ _HEARTBEAT_S, _TIMEOUT_S = 1.0, 30.0
 
 def measure(rounds: int, repetitions: int) -> list[Row]:
     """Milliseconds per round of one request, rows `overhead/{policy}`, against the bound of one millisecond.
+
+    The last row is of `sd` as well, with workers that sleep for FORWARD_S in each step, as they do beside a GPU; its
+    figure is what is left without that. Processors fall asleep meanwhile and caches forget, so it is what a round
+    really loses. It has a quarter of the rounds.
 
     Time runs from the first output to the last, at the client. `sd` and `dsi` wait for a draft worker and for a
     verifier, so a round is two ways there and back. Leased rounds, those of `ar`, wait for nobody; here each waits
@@ -45,14 +51,14 @@ def measure(rounds: int, repetitions: int) -> list[Row]:
         times = asyncio.run(_measure(endpoint, rounds, repetitions))
     sizes = {"rounds": rounds, "repetitions": repetitions, "width": WIDTH, "workers": len(WORKERS)}
     context = machine("msgspec", "pyzmq") | sizes | {"reference": "bound"}
-    return [row(f"overhead/{policy}", median(times[policy]), "ms/round", BOUND_MS, context) for policy in POLICIES]
+    return [row(f"overhead/{name}", median(found), "ms/round", BOUND_MS, context) for name, found in times.items()]
 
 
 async def _measure(endpoint: Endpoint, rounds: int, repetitions: int) -> dict[str, list[float]]:
     async def find() -> Endpoint:
         return endpoint
 
-    times: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    times: dict[str, list[float]] = {name: [] for name in (*POLICIES, SLOW)}
     workers = [ToyWorker(name) for name in WORKERS]
     for worker in workers:
         await worker.join(endpoint, _TIMEOUT_S)
@@ -62,6 +68,7 @@ async def _measure(endpoint: Endpoint, rounds: int, repetitions: int) -> dict[st
         for _ in range(repetitions):
             for policy in POLICIES:
                 times[policy].append(await _run(client, workers, policy, rounds))
+            times[SLOW].append(await _run(client, workers, "sd", max(2, rounds // 4), FORWARD_S))
     finally:
         await client.close()
         for worker in workers:
@@ -69,21 +76,28 @@ async def _measure(endpoint: Endpoint, rounds: int, repetitions: int) -> dict[st
     return times
 
 
-async def _run(client: Client, workers: list[ToyWorker], policy: str, rounds: int) -> float:
-    """Milliseconds per round of one stream."""
+async def _run(client: Client, workers: list[ToyWorker], policy: str, rounds: int, forward_s: float = 0.0) -> float:
+    """Milliseconds per round of one stream, without those in which workers slept."""
     params = SamplingParams(max_tokens=rounds * (1 if policy == "ar" else WIDTH), temperature=0.0)
-    first_s = 0.0
+    for worker in workers:
+        worker.work.forward_s = forward_s
+    first_s = slept_s = 0.0
     last: Output | None = None
     async for output in client.submit(_PROMPT, params, SpeculationChoice(policy=policy)):
-        first_s = first_s or time.perf_counter()
+        if last is None:
+            first_s, slept_s = time.perf_counter(), _slept_s(workers)
         last = output
         if policy == "ar":
             for worker in workers:
                 worker.go()
-    took_s = time.perf_counter() - first_s
+    took_s = time.perf_counter() - first_s - (_slept_s(workers) - slept_s)
     assert last is not None
     assert last.usage is not None
     return 1e3 * took_s / last.usage.rounds
+
+
+def _slept_s(workers: list[ToyWorker]) -> float:
+    return sum(worker.work.busy_s for worker in workers)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Workers whose work takes no time: they answer at once, by a rule over the last token.
+"""Workers whose work takes no time, or a time that they sleep: they answer by a rule over the last token.
 
 Knows the messages that a coordinator sends in a bench. Keeps no books of KV, and takes the compute thread and the
 link of a real worker.
@@ -43,10 +43,24 @@ def outcome(token: int) -> int:
     return (7 * token + 3) % VOCAB_SIZE
 
 
-class ToyTarget:
+class Toy:
+    """forward_s: how long a step sleeps, as a host does beside a device; busy_s: how long all of them did."""
+
+    def __init__(self) -> None:
+        self.forward_s = self.busy_s = 0.0
+
+    def forward(self) -> None:
+        if self.forward_s:
+            began_s = time.perf_counter()
+            time.sleep(self.forward_s)
+            self.busy_s += time.perf_counter() - began_s
+
+
+class ToyTarget(Toy):
     """A Work: verdicts, and leased rounds of one token, each of which waits for `go`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._extends: deque[Extend] = deque()
         self._leases: dict[int, tuple[Lease, int, int]] = {}  # and the last token, and how many were emitted
         self._may_go = False
@@ -80,6 +94,7 @@ class ToyTarget:
         return 0.0
 
     def step(self) -> Sequence[Message]:
+        self.forward()
         replies: list[Message] = [_verdict(extend) for extend in self._extends]
         self._extends.clear()
         if self._leases and self._may_go:
@@ -112,10 +127,11 @@ class ToyTarget:
         )
 
 
-class ToyDrafter:
+class ToyDrafter(Toy):
     """A Work: chains of what the toy target will say, but for one token now and then."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._texts: dict[int, list[int]] = {}
         self._drafts: deque[Draft] = deque()
 
@@ -135,6 +151,7 @@ class ToyDrafter:
         return 0.0
 
     def step(self) -> Sequence[Message]:
+        self.forward()
         replies = [self._drafted(draft) for draft in self._drafts if draft.request in self._texts]
         self._drafts.clear()
         return replies

@@ -140,7 +140,7 @@ def measure_overhead(
     repetitions: Annotated[int, typer.Option(min=1, help="Runs of each policy, in turn; medians count.")] = 5,
     json: Json = None,
 ) -> None:
-    """Milliseconds that coordinator and channel add to a round: workers that need no time, on real sockets."""
+    """Milliseconds that coordinator and channel add to a round: workers that need no time, or sleep; real sockets."""
     from distspec.bench.overhead import measure
     from distspec.bench.report import report
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distspec.bench.overhead import POLICIES, coordinator_process, measure
-from distspec.bench.toy import WORKERS, ToyWorker, outcome
+from distspec.bench.overhead import POLICIES, SLOW, coordinator_process, measure
+from distspec.bench.toy import WORKERS, ToyDrafter, ToyWorker, outcome
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import Output
 from distspec.protocol.values import SamplingParams, SpeculationChoice
@@ -14,8 +14,18 @@ from distspec.workers.client import Client
 
 def test_there_is_a_row_for_each_policy() -> None:
     rows = measure(rounds=10, repetitions=1)
-    assert [one.name for one in rows] == [f"overhead/{policy}" for policy in POLICIES]
+    assert [one.name for one in rows] == [f"overhead/{policy}" for policy in (*POLICIES, SLOW)]
     assert all(one.value > 0 and one.ratio == one.value / one.reference for one in rows)
+
+
+def test_what_a_toy_sleeps_is_known() -> None:
+    toy = ToyDrafter()
+    toy.step()
+    assert toy.busy_s == 0
+    toy.forward_s = 2e-3
+    for steps in (1, 2):
+        toy.step()
+        assert toy.busy_s >= steps * toy.forward_s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
