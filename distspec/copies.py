@@ -8,7 +8,7 @@ done.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +37,21 @@ def to_host(values: Tensor) -> Tensor:
     if not values.is_cuda:
         return values
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+def fetch(*values: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Bring them to the host. What is returned waits for that alone, and for nothing that the device is asked later."""
+    found = tuple(map(to_host, values))
+    if not values[0].is_cuda:
+        return lambda: found
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def wait() -> tuple[Tensor, ...]:
+        done.synchronize()
+        return found
+
+    return wait
 
 
 def _integers(values: Sequence[int], dtype: torch.dtype) -> Tensor:

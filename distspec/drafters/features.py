@@ -204,7 +204,8 @@ class FeatureDrafter(ABC, Generic[Model]):
         self._edits.apply_(logits, texts, paths)
         rows = SamplingRows.of([text.params for text in texts], draws, self.device)
         most = max(text.shape.topk for text in texts)
-        return self._acceptance.guess(logits, rows, (len(text.tokens) for text in texts), most)
+        found = self._acceptance.guess(logits, rows, (len(text.tokens) for text in texts), most)
+        return found.told(found.tokens, found.scores)
 
     def locations(self, sequence: kv.Sequence, indices: Iterable[int]) -> list[int]:
         return [sequence.location(index) for index in indices]

@@ -37,6 +37,9 @@ class _Node:
     value: float = 0.0
 
 
+_GONE = _Node(-1, ROOT, 0, 0.0, ends=True)
+
+
 class Sprout:
     """Nodes by id; ids are never used again. ROOT is the end of the text, whatever it is at the moment.
 
@@ -111,8 +114,8 @@ class Sprout:
         most, seen, best = max(0, min(shape.width, room)), list[tuple[float, int]](), list[int]()
         while self._open and len(best) < most:
             entry = heappop(self._open)
-            node = self._nodes[entry[1]]
-            if not node.expanded:
+            node = self._nodes.get(entry[1], _GONE)
+            if not node.expanded and not node.ends and entry not in seen[-1:]:
                 seen.append(entry)  # who asks may not expand it
                 if node.depth < shape.depth:
                     best.append(entry[1])
@@ -142,6 +145,25 @@ class Sprout:
                 heappush(self._open, (-value, child))
         node.expanded, node.children = True, range(first, self._next)
         return list(node.children)
+
+    def fill(self, id: int, guesses: Sequence[tuple[int, float]], stop: Collection[int] = ()) -> None:
+        """Say what the children are of a node that was expanded before its guesses were known, and drop those for which
+        there is none; nothing is below these."""
+        node = self._nodes[id]
+        for child, (token, score) in zip(node.children, guesses, strict=False):
+            below = self._nodes[child]
+            below.token, below.score, below.ends = token, score, token in stop
+        for child in node.children[len(guesses) :]:
+            del self._nodes[child]
+        node.children = node.children[: len(guesses)]
+
+    def fold(self, id: int) -> None:
+        """Take back that a node was expanded; nothing is below its children."""
+        node = self._nodes[id]
+        for child in node.children:
+            del self._nodes[child]
+        node.expanded, node.children = False, ()
+        heappush(self._open, (-node.value, id))  # perhaps once more
 
     def proposal(self) -> Proposal:
         """The whole tree."""

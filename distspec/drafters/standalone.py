@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from distspec.drafters.base import DraftRow, Loan, Proposal, check_row, common, limited
 from distspec.drafters.sprout import Sprout
-from distspec.engine import Engine, Guesses, Outcome, Segment
+from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots
 from distspec.kv.pool import KVPool
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
@@ -41,6 +41,53 @@ class _Text:
     shape: Shape = field(default_factory=lambda: Shape(steps=0))
     steps: int = 0
     is_lent: bool = False
+
+
+@dataclass(slots=True)
+class _Part:
+    """Of a step, for one text. is_void: what comes of it is not wanted any more."""
+
+    text: _Text
+    segment: Segment
+    is_void: bool = False
+
+    @property
+    def wanted(self) -> list[int]:
+        """The nodes that get guesses."""
+        root = [ROOT] if self.segment.tokens and self.segment.want else []
+        return root + [node.id for node in self.segment.nodes]
+
+    def is_foreseen(self, guesses: Sequence[Guesses]) -> bool:
+        """As many guesses as there are children, and no stop token where something was computed below."""
+        text = self.text
+        stop, computed, children = text.params.stop_token_ids, text.computed, text.tree.children
+        return all(
+            len(guess.ranked) >= len(children(node))
+            and not any(
+                token in stop and child in computed
+                for child, (token, _) in zip(children(node), guess.ranked, strict=False)
+            )
+            for node, guess in zip(self.wanted, guesses, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class _Step:
+    """Of the engine, under way. ahead: its nodes have their children, whose tokens it will tell."""
+
+    parts: list[_Part]
+    guessing: Guessing
+    ahead: bool
+    _found: list[Outcome[Guesses]] | None = None
+
+    def found(self) -> list[tuple[_Part, list[Guesses]]]:
+        """Waits. What may follow each wanted node."""
+        if self._found is None:
+            self._found = self.guessing.read()
+        return [
+            (part, [*([] if outcome.root is None else [outcome.root]), *outcome.nodes])
+            for part, outcome in zip(self.parts, self._found, strict=True)
+        ]
 
 
 class StandaloneDrafter:
@@ -75,8 +122,12 @@ class StandaloneDrafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         texts = self._turned(rows)
-        while self._step(texts):
-            pass
+        ahead = all(map(self._is_foreseeable, texts))
+        step = self._launch(texts, ahead)
+        while step is not None:
+            later = self._launch(texts, ahead, step) if ahead else None
+            self._land(step, later)
+            step = later or self._launch(texts, ahead)
         return [text.tree.proposal() for text in texts]
 
     def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
@@ -184,7 +235,7 @@ class StandaloneDrafter:
         rows: list[tuple[_Text, Segment]] = []
         for text in texts:
             tokens = tuple(text.pending)[:-1][:left] if text.slot is not None and len(text.pending) > 2 else ()
-            if tokens and self._reserve(text, len(tokens), texts):
+            if tokens and self._reserve(text, len(tokens), texts, is_idle=True):
                 assert text.slot is not None
                 rows.append((text, Segment(text.slot, tokens, want=False)))
                 left -= len(tokens)
@@ -213,22 +264,81 @@ class StandaloneDrafter:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _step(self, texts: Sequence[_Text]) -> bool:
-        """One step of the engine: a chunk of each text that is behind, the frontier of each that is not. False if
-        nothing is left to do."""
+    def _is_foreseeable(self, text: _Text) -> bool:
+        """The odds alone say which nodes a step expands, whatever tokens they are."""
+        edited = text.slot is not None and self._engine.is_edited(text.slot)
+        return bool(text.shape.odds) and not edited and self._engine.is_coupled
+
+    def _launch(self, texts: Sequence[_Text], ahead: bool, before: _Step | None = None) -> _Step | None:
+        """Begin a step of the engine: a chunk of each text that is behind, the frontier of each that is not. None if
+        nothing is left to do. ahead: give the nodes their children now, which get their tokens when the step lands.
+        before: the step begun last, if it has not landed."""
         left = self._budget
-        rows: list[tuple[_Text, Segment]] = []
+        parts: list[_Part] = []
         for text in texts:
             segment = self._segment(text, left) if left else None
-            if segment is not None and self._reserve(text, len(segment.tokens) + len(segment.nodes), texts):
-                rows.append((text, segment))
-                left -= len(segment.tokens) + len(segment.nodes)
-        if not rows:
-            return False
-        most = max(text.shape.topk for text, _ in rows)
-        for (text, segment), outcome in zip(rows, self._engine.guess([s for _, s in rows], most), strict=True):
-            self._absorb(text, segment, outcome)
-        return True
+            if segment is not None and self._reserve(text, segment.rows, texts, is_idle=before is None):
+                parts.append(_Part(text, segment))
+                left -= segment.rows
+        if not parts:
+            return None
+        most, segments = max(part.text.shape.topk for part in parts), [part.segment for part in parts]
+        step = _Step(parts, self._engine.guess(segments, most, before.guessing if before is not None else None), ahead)
+        self._book(step)
+        return step
+
+    def _book(self, step: _Step) -> None:
+        """A step that is only a chunk of a prefill is none of the turn's."""
+        for part in step.parts:
+            for _ in part.segment.tokens:
+                part.text.pending.popleft()
+            part.text.computed.update(node.id for node in part.segment.nodes)
+            part.text.steps -= bool(part.wanted)
+        tokens = step.guessing.tokens
+        if step.ahead and tokens is not None:
+            wanted = ((part.text, node) for part in step.parts for node in part.wanted)
+            for first, (text, node) in zip(range(0, tokens.numel(), tokens.shape[1]), wanted, strict=True):
+                text.tree.expand(node, [(-1 - first - rank, 0.0) for rank in range(tokens.shape[1])], text.shape)
+
+    def _land(self, step: _Step, later: _Step | None) -> None:
+        """Hang the guesses into the trees, or say what was hung there in advance. What `later` computes of a text in
+        which something came that nobody foresaw is taken back."""
+        parts = [(part, guesses) for part, guesses in step.found() if not part.is_void]
+        if not step.ahead:
+            for part, guesses in parts:
+                for node, guess in zip(part.wanted, guesses, strict=True):
+                    stop = part.text.params.stop_token_ids
+                    part.text.tree.expand(node, guess.ranked, part.text.shape, stop, guess.law)
+            return
+        for part, guesses in parts:
+            self._name(part, guesses)
+        void = [part.text for part, guesses in parts if not part.is_foreseen(guesses)] if later is not None else []
+        if later is not None and void:
+            later.found()
+            for part in later.parts:
+                if any(part.text is text for text in void):
+                    self._take_back(part)
+        for part, guesses in parts:
+            for node, guess in zip(part.wanted, guesses, strict=True):
+                part.text.tree.fill(node, guess.ranked, part.text.params.stop_token_ids)
+
+    def _name(self, part: _Part, guesses: Sequence[Guesses]) -> None:
+        """Tell the engine what the nodes are that were computed before anyone knew."""
+        text = part.text
+        sequence = self._engine.sequence(part.segment.slot)
+        for node, guess in zip(part.wanted, guesses, strict=True):
+            for child, (token, _) in zip(text.tree.children(node), guess.ranked, strict=False):
+                if child in text.computed:
+                    sequence.name(child, token)
+
+    def _take_back(self, part: _Part) -> None:
+        text, nodes = part.text, [node.id for node in part.segment.nodes]
+        for node in nodes:
+            text.tree.fold(node)
+        text.computed.difference_update(nodes)
+        self._engine.commit(part.segment.slot, (), nodes)
+        text.steps += 1
+        part.is_void = True
 
     def _segment(self, text: _Text, most: int) -> Segment | None:
         """What this text computes next, in at most so many rows; None if its turn is over, or must wait for a step
@@ -247,8 +357,9 @@ class StandaloneDrafter:
         nodes = (Node(id=node, parent=text.tree.parent(node), token=text.tree.token(node)) for node in frontier)
         return Segment(text.slot, (), tuple(nodes))
 
-    def _reserve(self, text: _Text, positions: int, busy: Sequence[_Text]) -> bool:
-        """Pages for a segment; a text that gets none, even with the idle ones closed, is closed itself."""
+    def _reserve(self, text: _Text, positions: int, busy: Sequence[_Text], is_idle: bool) -> bool:
+        """Pages for a segment; a text that gets none, even with the idle ones closed, is closed itself, if nothing is
+        under way."""
         assert text.slot is not None
         while True:
             try:
@@ -256,20 +367,9 @@ class StandaloneDrafter:
                 return True
             except OutOfPages:
                 if not self._evict(busy):
-                    self._close(text)
+                    if is_idle:
+                        self._close(text)
                     return False
-
-    def _absorb(self, text: _Text, segment: Segment, outcome: Outcome[Guesses]) -> None:
-        """Hang the guesses into the tree; a step that was only a chunk of a prefill is none of the turn's."""
-        for _ in segment.tokens:
-            text.pending.popleft()
-        found = {node.id: guesses for node, guesses in zip(segment.nodes, outcome.nodes, strict=True)}
-        text.computed.update(found)
-        if outcome.root is not None:
-            found[ROOT] = outcome.root
-        for node, guesses in found.items():
-            text.tree.expand(node, guesses.ranked, text.shape, text.params.stop_token_ids, guesses.law)
-        text.steps -= bool(found)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 from torch import Tensor
@@ -19,10 +21,30 @@ from distspec.sampling import SamplingRows, best, draw
 from distspec.sampling.rejection import Chain, Drafts, Rule, block, judge, propose, ratio
 
 
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """What may follow each row, on the device. tokens: int64 [rows, most], the best of a row first; scores: float32
+    [rows, most], their log-probabilities, -inf of what is no guess. laws: float32 [rows, vocab], what the only one was
+    drawn from; None where that does not matter."""
+
+    tokens: Tensor
+    scores: Tensor
+    laws: Tensor | None = None
+
+    def told(self, tokens: Tensor, scores: Tensor) -> list[Guesses]:
+        """By row, from tokens and scores, which may have come to the host meanwhile."""
+        laws = self.laws if self.laws is not None else repeat(None)
+        found = zip(tokens.tolist(), scores.tolist(), laws, strict=False)
+        return [
+            Guesses(tuple(pair for pair in zip(ids, logs, strict=True) if pair[1] > -math.inf), law)
+            for ids, logs, law in found
+        ]
+
+
 class Acceptance(Protocol):
     """logits: float32 [rows, vocab], edited; rows: how each is to be drawn from."""
 
-    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> list[Guesses]:
+    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> Guessed:
         """What a drafter proposes after each row, at most `most` tokens, below a committed text of this length."""
         ...
 
@@ -35,10 +57,8 @@ class Acceptance(Protocol):
 class Coupled:
     """The drafter's best tokens under the noise of the target's own draw (arXiv 2408.07978)."""
 
-    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> list[Guesses]:
-        tokens, scores = best(logits, rows, min(most, logits.shape[1]))
-        found = zip(tokens.tolist(), scores.tolist(), strict=True)
-        return [Guesses(tuple(pair for pair in zip(*row, strict=True) if pair[1] > -math.inf)) for row in found]
+    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> Guessed:
+        return Guessed(*best(logits, rows, min(most, logits.shape[1])))
 
     def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:
         return draw(logits, rows)
@@ -50,11 +70,10 @@ class Rejection:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
 
-    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> list[Guesses]:
+    def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> Guessed:
         tokens, laws = propose(logits, rows, list(lengths))
         scores = laws.gather(1, tokens[:, None])[:, 0].log()
-        found = zip(tokens.tolist(), scores.tolist(), laws, strict=True)
-        return [Guesses(((token, score),), law) if score > -math.inf else Guesses(()) for token, score, law in found]
+        return Guessed(tokens[:, None], scores[:, None], laws)
 
     def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:
         chains = list(_chains(segments))

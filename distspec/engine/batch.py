@@ -1,6 +1,6 @@
 """One step of the engine as values: what is asked for, and the rows it becomes.
 
-Knows segments, sequences and rows. Does not know models, what tensors hold, or how attention is computed.
+Knows segments, sequences and rows. Does not know models, or how attention is computed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from distspec.attention import Span
+from distspec.copies import integers
 from distspec.kv.sequence import Sequence
 from distspec.protocol.values import Node, SamplingParams, TokenLogprobs
 from distspec.sampling import Asked
@@ -25,7 +26,8 @@ class Segment:
     guess of what follows `tokens`, committed with them as if it were right, so that it costs no more than a token;
     whoever asks takes it back (Sequence.retract) where the outcome before it is another. Comes without nodes. laws: of
     each node, or of the bet, what it was drawn from, see sampling.rejection; empty where drafts are not drawn so.
-    given: what follows each of the first so many of `tokens`, where logprobs of that are to be told.
+    given: what follows each of the first so many of `tokens`, where logprobs of that are to be told. Tokens of nodes
+    that are guesses of the step before may be named by number, see Batch.
     """
 
     slot: int
@@ -82,7 +84,8 @@ class Batch:
     tokens, positions: one per row. wanted: rows whose outcome is drawn; params, draws: the parameters of each
     of these, and the absolute position of the token it draws. asked: segments with wanted rows whose logits are to be
     edited. given: (row, token, most): what follows a row, of which logprobs are told, and how many of the likeliest
-    tokens beside it. spans: one per segment that has rows.
+    tokens beside it. spans: one per segment that has rows. guesses: int64 [n, most], on the device; a token below 0
+    names one of them, -1 the first of the first row, -2 the second.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -93,6 +96,7 @@ class Batch:
     asked: list[Asked] = field(default_factory=list)
     given: list[tuple[int, int, int]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    guesses: Tensor | None = None
 
     def add(self, segment: Segment, sequence: Sequence, params: SamplingParams, edited: bool = False) -> None:
         """Book a segment in its sequence (see Sequence.append and add) and take over its rows."""
@@ -143,6 +147,14 @@ class Batch:
     def _attend(self, sequence: Sequence, suffix: int, nodes: tuple[list[int], ...], indices: Iterable[int]) -> None:
         write = [sequence.location(index) for index in indices]
         self.spans.append(Span(sequence.pages, sequence.length, suffix, nodes, write))
+
+    def settle(self, tokens: Tensor) -> None:
+        """Put guesses in the place of tokens that name one. tokens: int64 [rows], or more, on the device."""
+        rows = [row for row, token in enumerate(self.tokens) if token < 0]
+        if rows and self.guesses is not None:
+            named = [-1 - self.tokens[row] for row in rows]
+            ours, theirs = integers([*rows, *named], tokens.device).chunk(2)
+            tokens.index_copy_(0, ours, self.guesses.flatten().index_select(0, theirs))
 
     @staticmethod
     def outcomes(segments: Iterable[Segment], drawn: Iterable[T]) -> list[Outcome[T]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from distspec import config
 from distspec.attention import DevicePlans, StaticPlans, choose
 from distspec.constraints import Grammars, Guide, Matcher
-from distspec.copies import integers, to_device
+from distspec.copies import fetch, integers, to_device
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
 from distspec.engine.capture import Capture, capturing
@@ -47,6 +47,15 @@ class _Slot:
     sequence: Sequence
     params: SamplingParams
     shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """A step of guesses under way. tokens: int64 [wanted rows, most], on the device; None if no step may build on them,
+    since their laws matter too. read: waits for them, see Engine.guess."""
+
+    tokens: Tensor | None
+    read: Callable[[], list[Outcome[Guesses]]]
 
 
 class Engine:
@@ -181,17 +190,28 @@ class Engine:
         return outcomes
 
     @torch.inference_mode()
-    def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
-        """As `step`, but for a drafter: at most `most` guesses after each row, as its acceptance makes them."""
-        found = self._run(segments)
-        if not found:
-            return Batch.outcomes(segments, [])
-        lengths = (self.sequence(segment.slot).length for segment in segments for _ in range(segment.wanted))
-        return Batch.outcomes(segments, self._acceptance.guess(*found, lengths, most))
+    def guess(self, segments: Seq[Segment], most: int, before: Guessing | None = None) -> Guessing:
+        """As `step`, but for a drafter, and waits for nothing: at most `most` guesses after each row, as its acceptance
+        makes them. before: the step of guesses begun last, which need not have been read: tokens of nodes may name its
+        guesses, see Batch.
 
-    def _run(self, segments: Seq[Segment], reports: Reports | None = None) -> tuple[Tensor, SamplingRows] | None:
+        Whoever names tokens so says what they are once they are known (Sequence.name), before this step is read. No
+        slot whose rows are edited may, since edits look at tokens.
+        """
+        found = self._run(segments, guesses=before.tokens if before is not None else None)
+        if not found:
+            return Guessing(None, partial(Batch.outcomes, segments, []))
+        lengths = (self.sequence(segment.slot).length for segment in segments for _ in range(segment.wanted))
+        guessed = self._acceptance.guess(*found, lengths, most)
+        there = fetch(guessed.tokens, guessed.scores)
+        tokens = guessed.tokens if guessed.laws is None else None
+        return Guessing(tokens, lambda: Batch.outcomes(segments, guessed.told(*there())))
+
+    def _run(
+        self, segments: Seq[Segment], reports: Reports | None = None, guesses: Tensor | None = None
+    ) -> tuple[Tensor, SamplingRows] | None:
         """Book the segments and run the model: logits of the wanted rows and how they are to be drawn; None if
-        nothing is wanted."""
+        nothing is wanted. guesses: see Batch."""
         for segment in segments:
             end = self.sequence(segment.slot).check(len(segment.committed), segment.nodes)
             if end > self.max_model_len:
@@ -200,7 +220,7 @@ class Engine:
                 )
         if len({segment.slot for segment in segments}) != len(segments):
             raise ValueError("a slot appears twice in one step")
-        batch = Batch()
+        batch = Batch(guesses=guesses)
         for segment in segments:
             slot = self._open[segment.slot]
             batch.add(segment, slot.sequence, slot.params, segment.slot in self._editor)
@@ -231,7 +251,9 @@ class Engine:
         if logits is not None:
             return partial(self._rows, logits)
         plan = self._attention.plan(batch.spans)
-        hidden = self.hidden(self._integers(batch.tokens), self._integers(batch.positions), plan)
+        tokens = self._integers(batch.tokens)
+        batch.settle(tokens)
+        hidden = self.hidden(tokens, self._integers(batch.positions), plan)
         return lambda rows: self.model.logits(self._rows(hidden, rows))
 
     def _rows(self, values: Tensor, rows: Seq[int]) -> Tensor:

@@ -97,6 +97,7 @@ class Graphs:
         if graph is None:
             return None
         put(integers, self._buffer[: len(integers)])
+        batch.settle(self._buffer)
         self.last = bucket
         graph.replay()
         return self._logits[: len(batch.tokens)]

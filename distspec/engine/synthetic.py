@@ -13,7 +13,7 @@ from typing import Any
 
 from distspec import config, synthetic
 from distspec.engine.batch import Guesses, Outcome, Segment
-from distspec.engine.engine import Engine
+from distspec.engine.engine import Engine, Guessing
 from distspec.models.base import Model
 from distspec.protocol.odds import share
 
@@ -52,15 +52,19 @@ class SyntheticGuesser(Engine):
         super().__init__(model, options, **others)
         self._odds = tuple(odds)
 
-    def guess(self, segments: Seq[Segment], most: int) -> list[Outcome[Guesses]]:
-        found = super().guess(segments, most)
+    def guess(self, segments: Seq[Segment], most: int, before: Guessing | None = None) -> Guessing:
+        begun = super().guess(segments, most, before)
         scores = [math.log(max(share(rank, self._odds), 1e-9)) for rank in range(most)]
-        return [self._instead(*pair, scores) for pair in zip(segments, found, strict=True)]
+
+        def read() -> list[Outcome[Guesses]]:
+            return [self._instead(*pair, scores) for pair in zip(segments, begun.read(), strict=True)]
+
+        return Guessing(begun.tokens, read)
 
     def _instead(self, segment: Segment, outcome: Outcome[Guesses], scores: Seq[float]) -> Outcome[Guesses]:
         """As many guesses as ever, whatever the model's own were."""
         sequence = self.sequence(segment.slot)
-        nodes = ((sequence.position(node.id) + 1, node.token) for node in segment.nodes)
+        nodes = ((sequence.position(node.id) + 1, sequence.token(node.id)) for node in segment.nodes)
         root = () if outcome.root is None else ((sequence.length, segment.tokens[-1]),)
         made = list(self._guesses(segment.slot, (*root, *nodes), scores))
         return Outcome(root=made[0] if root else None, nodes=made[len(root) :])

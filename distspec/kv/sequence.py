@@ -210,6 +210,10 @@ class Sequence:
     def token(self, id: int) -> int:
         return self._live[id].token
 
+    def name(self, id: int, token: int) -> None:
+        """Say what a node's token is, which was not known when it was added."""
+        self._live[id].token = token
+
     def location(self, index: int) -> int:
         """Row of the pool where a logical index lies."""
         size = self._books.page_size

@@ -21,8 +21,8 @@ from tokenizers.models import BPE
 from distspec import drafters
 from distspec.config import load
 from distspec.drafters.base import DraftRow, Loan, Proposal
-from distspec.drafters.standalone import StandaloneDrafter
-from distspec.engine import Engine, Segment
+from distspec.drafters.standalone import StandaloneDrafter, _Part
+from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment
 from distspec.engine.acceptance import ACCEPTANCES
 from distspec.errors import ConfigError, IllegalTransition
 from distspec.models import load_model, random_model, save_pretrained
@@ -136,18 +136,23 @@ def propose(subject: StandaloneDrafter, *rows: DraftRow) -> list[Proposal]:
 
 @dataclass
 class Counter:
-    """Rows that an engine computes."""
+    """Rows that an engine computes, but for those begun below what then turned out to be a stop token."""
 
     rows: int = 0
 
     def watch(self, subject: StandaloneDrafter) -> None:
-        guess = subject._engine.guess
+        guess, take_back = subject._engine.guess, subject._take_back
 
-        def counted(segments: Sequence[Segment], most: int) -> object:
+        def counted(segments: Sequence[Segment], most: int, before: Guessing | None) -> object:
             self.rows += sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
-            return guess(segments, most)
+            return guess(segments, most, before)
+
+        def taken_back(part: _Part) -> None:
+            self.rows -= len(part.segment.nodes)
+            take_back(part)
 
         subject._engine.guess = counted  # type: ignore[assignment, method-assign]
+        subject._take_back = taken_back  # type: ignore[method-assign]
 
     def take(self) -> int:
         rows, self.rows = self.rows, 0
@@ -222,6 +227,26 @@ def test_rows_of_a_batch_do_not_see_each_other(params: SamplingParams, budget: i
     rows = [DraftRow(i, 0, text, shape, params) for i, (text, shape) in enumerate(zip(texts, shapes, strict=True))]
     for proposal, text, shape in zip(propose(subject, *rows), texts, shapes, strict=True):
         assert_same(proposal, expected(text, shape, params))
+
+
+@pytest.mark.parametrize(("odds", "order"), [((0.6, 0.25), "bbrbrbrr"), ((), "brbrbrbr")], ids=["static", "dynamic"])
+def test_steps_begin_before_the_last_one_is_read_where_odds_say_what_grows(odds: tuple[float, ...], order: str) -> None:
+    subject, seen = drafter(), list[str]()
+    guess = subject._engine.guess
+
+    def watched(segments: Sequence[Segment], most: int, before: Guessing | None) -> Guessing:
+        seen.append("b")
+        begun = guess(segments, most, before)
+
+        def read() -> list[Outcome[Guesses]]:
+            seen.append("r")
+            return begun.read()
+
+        return replace(begun, read=read)
+
+    subject._engine.guess = watched  # type: ignore[assignment, method-assign]
+    propose(subject, DraftRow(1, 0, TEXT, Shape(steps=4, topk=2, width=2, odds=odds), SEEDED))
+    assert "".join(seen) == order
 
 
 def test_growing_in_slices_is_growing_at_once() -> None:

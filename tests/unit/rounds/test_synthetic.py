@@ -12,7 +12,7 @@ from distspec import config, synthetic
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.drafters.standalone import StandaloneDrafter
 from distspec.drafters.synthetic import SyntheticDrafter
-from distspec.engine import Guesses, Outcome, Segment
+from distspec.engine import Guessing, Outcome, Segment
 from distspec.engine.synthetic import SyntheticEngine, SyntheticGuesser
 from distspec.protocol.messages import Lease, Progress, Verdict
 from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
@@ -121,9 +121,9 @@ def test_a_model_that_makes_its_guesses_up_says_the_same_and_keeps_what_was_acce
     text: Path = PROMPT
     plainly, told, expanded, computed = drafter(), 0, set[Path](), list[int]()
 
-    def counted(segments: Sequence[Segment], most: int) -> list[Outcome[Guesses]]:
+    def counted(segments: Sequence[Segment], most: int, before: Guessing | None) -> Guessing:
         computed.extend(segment.rows for segment in segments)
-        return SyntheticGuesser.guess(of, segments, most)
+        return SyntheticGuesser.guess(of, segments, most, before)
 
     of.guess = counted  # type: ignore[method-assign]
     for steps in (3, 2, 4, 2, 2):
