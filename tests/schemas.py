@@ -155,6 +155,16 @@ SCHEMAS: dict[str, Schema] = {
         "additionalProperties": False,
     },
     "tool call": thing(True, name={"const": "weather"}, arguments=thing(True, city=SHORT, unit={"enum": ["C", "F"]})),
+    "told apart": {
+        "$defs": {
+            "cat": thing(None, [], kind={"const": "cat", "default": "cat", "type": "string"}, lives=DIGIT),
+            "dog": thing(
+                None, [], kind={"enum": ["dog", "wolf"]}, pack={"type": "array", "items": {"$ref": "#/$defs/dog"}}
+            ),
+        },
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind"},
+    },
     "invoice": thing(
         True,
         number={"type": "string", "pattern": "^[A-Z]{2}[0-9]{4}$"},

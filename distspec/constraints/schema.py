@@ -19,6 +19,7 @@ from typing import Any
 
 from distspec.constraints.formats import PATTERNS
 from distspec.constraints.patterns import common, none_of
+from distspec.constraints.unions import discriminated, resolved
 from distspec.errors import BadConstraint
 
 Schema = dict[str, Any]
@@ -47,8 +48,6 @@ _UNSUPPORTED = (
 )
 _CONSTRAINING = {*_WHOLE, "type", *(name for names in _OF_TYPE.values() for name in names)}
 _ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
-_MOST_REFERENCES = 32
-"""In a row, from one to the next."""
 _MOST_MULTIPLES = 1000
 _DECIMALS = 6
 _STEP = Fraction(1, 10**_DECIMALS)
@@ -71,6 +70,7 @@ def exact(schema: object, keeps_strings: Callable[[str], bool] = lambda pattern:
     names the keyword where there is no such schema.
     """
     try:
+        schema = discriminated(schema)
         return _exact(schema, "", _Document(schema, keeps_strings))
     except RecursionError:
         raise BadConstraint("nested too deeply") from None
@@ -320,7 +320,7 @@ def _others(schema: Schema) -> Any:
 
 def _are_disjoint(one: object, other: object, document: _Document) -> bool:
     """Whether it is plain that no value is of both. Schemas as they were written."""
-    one, other = _resolved(one, document), _resolved(other, document)
+    one, other = resolved(one, document.root), resolved(other, document.root)
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
     kinds, others = _kinds(one), _kinds(other)
@@ -332,7 +332,9 @@ def _are_disjoint(one: object, other: object, document: _Document) -> bool:
     if kinds != {"object"} or others != {"object"} or values is not None or others_values is not None:
         return False
     shared = set(one.get("required", ())) & set(other.get("required", ()))
-    pairs = ([_resolved(side.get("properties", {}).get(name), document) for side in (one, other)] for name in shared)
+    pairs = (
+        [resolved(side.get("properties", {}).get(name), document.root) for side in (one, other)] for name in shared
+    )
     return any(_listed(a) is not None and _listed(b) is not None and _are_disjoint(a, b, document) for a, b in pairs)
 
 
@@ -353,18 +355,6 @@ def _kinds(schema: Mapping[str, Any]) -> set[str] | None:
         families = {kind for kind, names in _OF_TYPE.items() if names & schema.keys()}
         return families if len(families) == 1 else None
     return {_family(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)}
-
-
-def _resolved(schema: object, document: _Document) -> Any:
-    """What a schema refers to, if it is a reference into the document."""
-    seen = 0
-    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str) and seen < _MOST_REFERENCES:
-        found: Any = document.root
-        for part in schema["$ref"].removeprefix("#").strip("/").split("/"):
-            name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if name and isinstance(found, Mapping) else found
-        schema, seen = found, seen + 1
-    return schema
 
 
 def _types(schema: Schema, at: str) -> list[str] | None:
