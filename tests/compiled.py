@@ -36,7 +36,7 @@ from distspec.kernels.linear import Norm, linear, linear_prepared
 from distspec.kernels.norm import add_rms_norm, rms_norm
 from distspec.kernels.nucleus import draw_nucleus
 from distspec.kernels.pages import gather_pages, scatter_pages
-from distspec.kernels.pull import pull_pages
+from distspec.kernels.pull import pull_pages, wait_for
 from distspec.kernels.rolling import make_up, settle, spread
 from distspec.kernels.rope import HeadNorms, rope_and_write
 from distspec.kernels.sample import draw_whole
@@ -162,6 +162,8 @@ def pages() -> None:
         data, features = halves(2, 2, 33, 8, 128), halves(33, values)
         scatter_pages(data, features, integers(7), gather_pages(data, features, integers(7)))
         pull_pages(data, features, ([0, 1], 3, 16), [1 << 40, 1 << 41], 49, ([2, 0], 0, 16), 7)
+        word = torch.empty(1, dtype=torch.int64)
+        wait_for(1 << 40, 3, word, word)
 
 
 def any_rows() -> None:

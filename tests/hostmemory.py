@@ -5,20 +5,27 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import torch
 from torch import Tensor
 
+from distspec.transfer.base import Computed
 from distspec.transfer.window import NoSharedMemory, Region
 
 
 class HostMemory:
-    """Each tensor is an allocation of its own, which outlives its process as long as somebody has it open."""
+    """Each tensor is an allocation of its own, which outlives its process as long as somebody has it open. A thread is
+    the stream on which something is put; who waits, waits."""
 
     device = torch.device("cpu")
+    patience_s = 10.0
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "host") -> None:
+        self.name = name
+        self._stream: ThreadPoolExecutor | None = None
         self._files: dict[int, int] = {}
         self._opened: dict[int, Tensor] = {}
 
@@ -56,6 +63,21 @@ class HostMemory:
 
     def copy(self, to: Tensor, address: int) -> None:
         ctypes.memmove(to.data_ptr(), address, to.nbytes)
+
+    def put(self, number: int, to: Tensor, computed: Computed) -> None:
+        def run() -> None:
+            computed()
+            to.fill_(number)
+
+        self._stream = self._stream or ThreadPoolExecutor(1)
+        self._stream.submit(run)
+
+    def wait(self, address: int, count: int, stop: Tensor, found: Tensor) -> None:
+        number = ctypes.c_int64.from_address(address)
+        deadline_s = time.monotonic() + self.patience_s
+        while number.value < count and not stop.item() and time.monotonic() < deadline_s:
+            time.sleep(1e-4)
+        found.fill_(number.value)
 
 
 def at(address: int, size_bytes: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""What is kept of some positions, from the pages of another worker's pool straight into pages of this one.
+"""What is kept of some positions, from the pages of another worker's pool straight into pages of this one; and a wait
+for that to be there.
 
 Knows planes of rows (keys or values of a layer, or features), pages, and addresses of memory that another process has
 allocated and this one may read. Does not know sequences, how that memory came here, or whether it still says what it
@@ -16,9 +17,12 @@ from torch import Tensor
 from distspec.copies import integers
 from distspec.kernels.pages import BITS
 
-_ROWS = 4
+_ROWS = 16
+_WARPS = 8
 _PROGRAMS = 512
 """A link between GPUs is filled by some megabytes under way; what computes meanwhile wants the multiprocessors too."""
+_TURNS = 1 << 19
+"""Of a wait. Each asks another device, and this one's host, a microsecond at least."""
 Spots = tuple[Sequence[int], int, int]
 """Where positions that follow each other lie: pages in their order, the first one's place in the first page, and how
 many places a page has."""
@@ -95,4 +99,24 @@ def pull_pages(
         *theirs[1:],
         ROWS=_ROWS,
         BLOCK=min(1024, triton.next_power_of_2(width)),
+        num_warps=_WARPS,
     )
+
+
+@triton.jit(do_not_specialize=["counter", "count", "stop", "found", "turns"])
+def _waiting(counter, count, stop, found, turns):
+    at, stopped_at = counter.to(tl.pointer_type(tl.int64)), stop.to(tl.pointer_type(tl.int64))
+    seen, stopped, turn = tl.load(at, volatile=True), tl.load(stopped_at, volatile=True), 0
+    while (seen < count) & (stopped == 0) & (turn < turns):
+        seen, stopped = tl.load(at, volatile=True), tl.load(stopped_at, volatile=True)
+        turn += 1
+    tl.store(found.to(tl.pointer_type(tl.int64)), seen)
+
+
+def wait_for(counter: int, count: int, stop: Tensor, found: Tensor, turns: int = _TURNS) -> None:
+    """Hold the present stream until the int64 at the address `counter`, of this device or another, is `count` at least,
+    or the host writes to `stop`, or so many turns are over. found: what was there then.
+
+    stop, found: int64 [1], pinned memory of the host. One program, of one warp.
+    """
+    _waiting[(1,)](counter, count, stop.data_ptr(), found.data_ptr(), turns, num_warps=1)

@@ -15,6 +15,34 @@ import torch
 from distspec.transfer.base import Computed
 
 
+class Mark:
+    """What a thread has launched before it was made. event: behind that; None on a CPU. A `Computed`."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def __call__(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+    def is_done(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+
+def is_done(computed: Computed) -> bool:
+    """False where that is not known."""
+    return isinstance(computed, Mark) and computed.is_done()
+
+
+def hold(computed: Computed) -> None:
+    """What is launched on the present stream from now on comes after that: this thread waits only where no stream
+    can."""
+    if isinstance(computed, Mark) and computed.event is not None:
+        computed.event.wait()  # of the stream
+    else:
+        computed()
+
+
 class Aside:
     """Copies are short and are waited for, so they go before what computes."""
 
@@ -27,19 +55,27 @@ class Aside:
     def __call__(self) -> Iterator[None]:
         """What is launched inside, memory taken there included, is done when this ends. It waits for nothing that
         computes: see `mark`."""
+        with self.launching():
+            try:
+                yield
+            finally:  # whoever is told of an error may give memory away
+                if self._stream is not None:
+                    self._stream.synchronize()
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """What is launched inside follows what was before, and is not waited for."""
         if self._stream is None:
             yield
             return
         with torch.cuda.stream(self._stream):
-            try:
-                yield
-            finally:  # whoever is told of an error may give memory away
-                self._stream.synchronize()
+            yield
 
-    def mark(self) -> Computed:
-        """Of all that the calling thread has launched so far."""
+    def mark(self, blocking: bool = True) -> Mark:
+        """Of all that the calling thread has launched so far on its present stream. blocking: who waits for it sleeps;
+        else it turns, and hears sooner."""
         if self._stream is None:
-            return lambda: None
-        event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            return Mark(None)
+        event: Any = torch.cuda.Event(blocking=blocking)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return lambda: event.synchronize()
+        return Mark(event)

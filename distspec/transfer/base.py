@@ -58,10 +58,9 @@ class Outgoing:
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """empty(positions): a buffer of the shape that the source reads. write: called while the ticket is open only; it
-    has been written when it returns. pull(positions, addresses, note, behind): likewise, read from the source's memory,
-    whose tensors are at these addresses here; the note may be of more positions. `behind` is called when the read is
-    launched, on the same stream, and what it launches is done too when pull returns. Given where the source gives
-    `lies`."""
+    has been written when it returns. pull(positions, addresses, note): launches on the present stream what reads it
+    from the source's memory, whose tensors are at these addresses here; the note may be of more positions. Called while
+    the ticket is open only, which is not closed until that is done. Given where the source gives `lies`."""
 
     ticket: int
     peer: End
@@ -69,7 +68,7 @@ class Incoming:
     empty: Callable[[range], Tensor]
     write: Callable[[range, Tensor], None]
     done: Done
-    pull: Callable[[range, Sequence[int], bytes, Callable[[], None]], None] | None = None
+    pull: Callable[[range, Sequence[int], bytes], None] | None = None
 
 
 class Transport(Protocol):

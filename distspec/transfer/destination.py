@@ -1,4 +1,7 @@
-"""The half of a lane that receives: it answers offers in the order of their numbers, and reads or receives them.
+"""The half of a lane that receives: it takes offers in the order of their numbers, and reads or receives them.
+
+What is shown through a window is read by a device, which may have to wait until it is computed; meanwhile the next
+offers are taken, so that their reading follows at once. All else ends before another offer is looked at.
 
 Knows the peer's board, where both halves meet. Does not know pages: they are written by the ticket.
 """
@@ -10,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -17,16 +21,24 @@ from torch import Tensor
 
 from distspec.transfer.base import Incoming
 from distspec.transfer.group import Group, Pending
-from distspec.transfer.lane import DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, runs
+from distspec.transfer.lane import AGAIN, DEEP, READ, REFUSED, Closed, Entry, Lane, Offer, runs
 from distspec.transfer.meeting import Board, Missing
-from distspec.transfer.window import Shown, Window
+from distspec.transfer.window import Reading, Shown, Window
 
 _SLICE_S = 0.2
 """How long to wait for an offer, or a ticket, before looking for the other."""
 _IDLE_S = 0.5
 """Likewise, where a window is all that there is: memory of a peer that died is its until nobody has it open."""
-_PULLED = 16
-"""Pieces that are read from a window at a time: while they are, a ticket cannot be closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """So many pieces that are being read, and where the answer is waited for."""
+
+    key: str
+    entry: Entry
+    pieces: int
+    reading: Reading
 
 
 class Destination(Lane):
@@ -38,6 +50,7 @@ class Destination(Lane):
         self._board: Board | None = None
         self._tickets: dict[int, Entry] = {}
         self._over: set[int] = set()
+        self._under_way: deque[_Read] = deque()
         while self._collect(block=not self._waits and not isinstance(self._present, Window)):
             try:
                 self._serve()
@@ -46,6 +59,7 @@ class Destination(Lane):
             except Exception as error:  # the peer's board is gone or silent; what it offers later is heard later
                 self._board = None
                 self._drop_link()
+                self._under_way.clear()
                 self._over.clear()
                 for entry in self._tickets.values():
                     self._fail(entry, error)
@@ -55,7 +69,7 @@ class Destination(Lane):
     @property
     def _waits(self) -> bool:
         """Something is to come from the peer."""
-        return bool(self._tickets or self._over)
+        return bool(self._tickets or self._over or self._under_way)
 
     def _collect(self, block: bool) -> bool:
         """Tickets that are new or were closed; False if the lane ends."""
@@ -84,11 +98,38 @@ class Destination(Lane):
         self._over.add(entry.number)
 
     def _serve(self) -> None:
-        """One offer. Raises Missing if there is none, TransferFailed if the peer's board is gone."""
+        """One offer, or the end of a reading. Raises Missing if there is neither, TransferFailed if the peer's board is
+        gone."""
         board = self._board = self._board or self._ways.visit(self._peer)
+        if self._under_way and self._under_way[0].reading.is_done():
+            self._finish(board)
+            return
         key = f"{self._prefix}/{self._turn}"
-        offer = msgspec.msgpack.decode(board.get(f"{key}/offer", _SLICE_S if self._waits else _IDLE_S), type=Offer)
+        try:
+            offer = msgspec.msgpack.decode(board.get(f"{key}/offer", self._patience_s), type=Offer)
+        except Missing:
+            if not self._under_way:
+                raise
+            self._finish(board)
+            return
         self._turn += 1
+        self._take(board, key, offer)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long to wait for an offer."""
+        if self._under_way:
+            return 0.0
+        return _SLICE_S if self._waits else _IDLE_S
+
+    def _take(self, board: Board, key: str, offer: Offer) -> None:
+        window, shown, entry = self._present, offer.shown, self._tickets.get(offer.ticket)
+        sees = isinstance(window, Window) and offer.link == self._number
+        if entry is not None and entry.open and offer.pieces and sees and shown is not None and shown.note is not None:
+            self._begin(board, key, entry, offer, shown)
+            return
+        while self._under_way:
+            self._finish(board)
         if not offer.pieces:
             board.delete(f"{key}/")
             if offer.link:
@@ -97,62 +138,92 @@ class Destination(Lane):
         entry = self._awaited(offer.ticket)
         if entry is None or not entry.open:
             board.set(f"{key}/go", REFUSED)
-        elif offer.shown is not None and self._present is not None and offer.link == self._number:
-            self._read(board, key, entry, offer.pieces, offer.shown)
-        else:
+        elif shown is None or self._present is None or offer.link != self._number:
             self._come(board, key, entry, offer)
+        elif shown.note is None:
+            self._fetch(board, key, entry, offer, shown)
+        else:
+            self._begin(board, key, entry, offer, shown)
 
     def _come(self, board: Board, key: str, entry: Entry, offer: Offer) -> None:
         """Say by which link, and receive, unless that is a window: there the source offers it again."""
         number = offer.link
-        if number <= self._number and (self._present is None or number != self._number):
+        if isinstance(self._present, Window) and number < self._number:
+            number = self._number  # it was offered before the source came to this one
+        elif number <= self._number and (self._present is None or number != self._number):
             number = self._number + 1  # that link is broken on this side
         board.set(f"{key}/go", str(number).encode())
         try:
             link = self._link(number, board)
             if not isinstance(link, Window):
-                self._receive(link, entry, offer.pieces)
-        except Exception as error:  # whatever the backend raises, the ticket ends and the link with it
-            self._drop_link()
-            self._fail(entry, error)
-            self._forget(entry)
+                self._receive(link, entry, _pieces(entry, offer))
+        except Exception as error:
+            self._break(entry, error)
 
-    def _read(self, board: Board, key: str, entry: Entry, count: int, shown: Shown) -> None:
-        """From the source's memory. What was read counts if that stands afterwards: else it may have been somebody
-        else's, and the source will say that it gave the ticket up."""
-        answer = REFUSED
-        try:
-            if self._pull(entry, count, shown):
-                self._landed(entry, count)
-                answer = READ
-        except Closed:
-            pass
-        except Exception as error:  # likewise
-            self._drop_link()
-            self._fail(entry, error)
-            self._forget(entry)
-        board.set(f"{key}/go", answer)
-
-    def _pull(self, entry: Entry, count: int, shown: Shown) -> bool:
-        """Whether what was shown stood until it was read."""
+    def _begin(self, board: Board, key: str, entry: Entry, offer: Offer, shown: Shown) -> None:
+        """Launch what reads the source's memory."""
         window, ticket = self._present, entry.ticket
         assert isinstance(window, Window)
         assert isinstance(ticket, Incoming)
-        found = ticket.pieces[entry.at : entry.at + count]
-        if shown.note is None:
-            [positions] = found
-            buffer = ticket.empty(positions)
-            window.fetch(shown, buffer)
-            if stood := window.stands(shown):
-                entry.touch(partial(ticket.write, positions, buffer))
-            return stood
         assert ticket.pull is not None
-        addresses = window.addresses(shown)
-        for first in range(0, count, _PULLED):
-            some = found[first : first + _PULLED]
-            positions = range(some[0].start, some[-1].stop)
-            entry.touch(partial(ticket.pull, positions, addresses, shown.note, partial(window.look, shown)))
-        return window.stands(shown)
+        assert shown.note is not None
+        try:
+            pieces = _pieces(entry, offer)
+            positions = range(pieces[0].start, pieces[-1].stop)
+            read = partial(ticket.pull, positions, window.addresses(shown), shown.note)
+            reading = window.read(shown)
+            try:
+                entry.lend(partial(reading.launch, read), reading.stop)
+            except BaseException:
+                reading.stop()
+                raise
+        except Exception as error:
+            self._break(entry, error)
+            board.set(f"{key}/go", REFUSED)
+        else:
+            self._under_way.append(_Read(key, entry, len(pieces), reading))
+
+    def _finish(self, board: Board) -> None:
+        """The first reading that is under way. It counts if what was shown stands afterwards: else it may have been
+        somebody else's, and the source will say that it gave the ticket up; or it came too early."""
+        read = self._under_way.popleft()
+        answer = REFUSED
+        try:
+            stood = read.reading.stands()
+            read.entry.back(read.reading.stop)
+            if stood:
+                self._landed(read.entry, read.pieces)
+                answer = READ
+            elif read.reading.is_early():
+                answer = AGAIN
+        except Exception as error:
+            self._break(read.entry, error)
+        board.set(f"{read.key}/go", answer)
+
+    def _fetch(self, board: Board, key: str, entry: Entry, offer: Offer, shown: Shown) -> None:
+        """A stage."""
+        window, ticket = self._present, entry.ticket
+        assert isinstance(window, Window)
+        assert isinstance(ticket, Incoming)
+        answer = REFUSED
+        try:
+            [positions] = _pieces(entry, offer)
+            buffer = ticket.empty(positions)
+            if window.fetch(shown, buffer):
+                entry.touch(partial(ticket.write, positions, buffer))
+                self._landed(entry, 1)
+                answer = READ
+        except Exception as error:
+            self._break(entry, error)
+        board.set(f"{key}/go", answer)
+
+    def _break(self, entry: Entry, error: Exception) -> None:
+        """Whatever the backend raises, the ticket ends and the link with it; not if it was closed."""
+        if isinstance(error, Closed):
+            return
+        self._drop_link()
+        self._fail(entry, error)
+        self._forget(entry)
 
     def _given_up(self, ticket: int) -> None:
         entry = self._tickets.pop(ticket, None)
@@ -175,18 +246,18 @@ class Destination(Lane):
                 self._note(part.entry)
         return self._tickets.get(ticket)
 
-    def _receive(self, group: Group, entry: Entry, count: int) -> None:
+    def _receive(self, group: Group, entry: Entry, pieces: tuple[range, ...]) -> None:
         ticket = entry.ticket
         assert isinstance(ticket, Incoming)
         under_way: deque[Callable[[], None]] = deque()
-        for positions in runs(ticket.pieces[entry.at : entry.at + count]):
+        for positions in runs(pieces):
             buffer = ticket.empty(positions)
             under_way.append(partial(_land, entry, positions, buffer, group.receive(buffer)))
             if len(under_way) == DEEP:
                 under_way.popleft()()
         for land in under_way:
             land()
-        self._landed(entry, count)
+        self._landed(entry, len(pieces))
 
     def _landed(self, entry: Entry, count: int) -> None:
         entry.at += count
@@ -195,6 +266,10 @@ class Destination(Lane):
             self._end(entry, None)
         elif not entry.open:
             self._forget(entry)
+
+
+def _pieces(entry: Entry, offer: Offer) -> tuple[range, ...]:
+    return entry.ticket.pieces[offer.first : offer.first + offer.pieces]
 
 
 def _land(entry: Entry, positions: range, buffer: Tensor, received: Pending) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distspec.transfer.aside import hold
+from distspec.transfer.base import Computed
 from distspec.transfer.window import NoSharedMemory, Region
 
 _ANY_DIRECTION = 4
@@ -30,6 +32,7 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.name = str(torch.cuda.get_device_properties(device).uuid)
         major = str(torch.version.cuda).partition(".")[0]
         try:
             self._runtime: Any = ctypes.CDLL(f"libcudart.so.{major}")
@@ -65,6 +68,15 @@ class CudaMemory:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         ends = ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(address), ctypes.c_size_t(to.nbytes)
         self._call("cudaMemcpyAsync", *ends, ctypes.c_int(_ANY_DIRECTION), stream)
+
+    def put(self, number: int, to: Tensor, computed: Computed) -> None:
+        hold(computed)
+        to.fill_(number)
+
+    def wait(self, address: int, count: int, stop: Tensor, found: Tensor) -> None:
+        from distspec.kernels.pull import wait_for  # imports Triton
+
+        wait_for(address, count, stop, found)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._runtime, name)(*arguments)

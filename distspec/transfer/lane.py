@@ -29,16 +29,20 @@ _LONGEST = 4
 REFUSED = b"no"
 """The answer to an offer that the destination has no use for, or that stood no more when it had read it."""
 READ = b"read"
-"""The answer to an offer whose content the destination has read where it was shown. Any other names a link."""
+"""The answer to an offer whose content the destination has read where it was shown."""
+AGAIN = b"again"
+"""The answer to an offer of what is not computed, for which the destination waited long enough. Any other names a
+link."""
 Touched = TypeVar("Touched")
 Link = Group | Window
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The next pieces of a ticket; none: no more of it comes. link: the number of the present link, or the next one;
-    0: nothing, an offer that nobody came for. shown: where the content is, once there is a window."""
+    """Pieces of a ticket, from the number `first` on; none: no more of it comes. link: the number of the present link,
+    or the next one; 0: nothing, an offer that nobody came for. shown: where the content is, once there is a window."""
 
     ticket: int
+    first: int
     pieces: int
     link: int
     shown: Shown | None = None
@@ -94,14 +98,14 @@ class Life:
 class Entry:
     """A ticket, and whether it is open. Pages are only touched under its lock.
 
-    at: pieces that were handed to the lane (source), or are written (destination). A peer may be reading pages without
-    the lock, if they are `shown`: it is told before the ticket is closed.
+    at: pieces that were handed to the lane (source), or are written (destination). A device may be reading or writing
+    pages without the lock, if they are `lent` to it: that ends before the ticket is closed.
     """
 
     def __init__(self, ticket: Outgoing | Incoming, lane: Lane) -> None:
         self.ticket, self.lane = ticket, lane
         self._lock = threading.Lock()
-        self._revoke: Callable[[], None] | None = None
+        self._ends: list[Callable[[], None]] = []
         self.open = True
         self.at = 0
 
@@ -122,11 +126,12 @@ class Entry:
     def close(self) -> bool:
         with self._lock:
             was, self.open = self.open, False
-            if self._revoke is not None:
+            for end in self._ends:
                 try:
-                    self._revoke()
-                except Exception:  # of a device that broke: nobody writes to what it shows
-                    log.exception("ticket %d: a peer cannot be told that it is over", self.number)
+                    end()
+                except Exception:  # of a device that broke: nobody reads it, nor writes to it
+                    log.exception("ticket %d: a device cannot be told that it is over", self.number)
+            self._ends.clear()
         return was
 
     def touch(self, pages: Callable[[], Touched]) -> Touched:
@@ -136,19 +141,20 @@ class Entry:
                 raise Closed("the ticket was closed")
             return pages()
 
-    def show(self, pages: Callable[[], Touched], revoke: Callable[[], None]) -> Touched:
-        """As `touch`; from then on they are shown. Until `hide`, a close begins with `revoke`."""
+    def lend(self, pages: Callable[[], Touched], end: Callable[[], None]) -> Touched:
+        """As `touch`; a device goes on with that. Until it is `back`, a close begins with `end`."""
 
-        def shown() -> Touched:
-            self._revoke = revoke
+        def lent() -> Touched:
+            self._ends.append(end)
             return pages()
 
-        return self.touch(shown)
+        return self.touch(lent)
 
-    def hide(self) -> None:
-        """No peer reads the pages any more."""
+    def back(self, end: Callable[[], None]) -> None:
+        """What was lent so is not touched any more."""
         with self._lock:
-            self._revoke = None
+            if end in self._ends:
+                self._ends.remove(end)
 
     def finish(self, reason: str | None) -> None:
         if self.close():

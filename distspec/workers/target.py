@@ -30,7 +30,7 @@ from distspec.protocol.messages import (
     Withdraw,
 )
 from distspec.rounds.desk import Desk
-from distspec.transfer.aside import Aside
+from distspec.transfer.aside import Aside, hold
 from distspec.transfer.base import Computed, End, Incoming, Lies, Outgoing, Transport, pieces
 from distspec.workers.compute import Later
 
@@ -179,18 +179,15 @@ class TargetWork:
         positions: range,
         addresses: Sequence[int],
         note: bytes,
-        behind: Callable[[], None],
     ) -> None:
         """computed: see _empty. Raises TransferFailed if the source keeps something else of a position."""
         where, pool = msgspec.msgpack.decode(note, type=_Where), self._engine.pool
         if not where.layout.fits(pool.layout):
             raise TransferFailed(f"pools differ: {where.layout} there, {pool.layout} here")
-        computed()
         spots = self._engine.sequence(slot).spots(positions.start, len(positions))
         theirs = where.spots.behind(positions.start - where.start)
-        with self._aside():
-            pool.pull(spots, addresses, where.layout, theirs, len(positions))
-            behind()
+        hold(computed)
+        pool.pull(spots, addresses, where.layout, theirs, len(positions))
 
     def _sent(self, message: SendKV | SendFeatures) -> Sequence[Message]:
         # What became of it, the receiver says.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+
 import pytest
 import torch
+from torch import Tensor
 
-from distspec.kernels.pull import pull_pages
+from distspec.kernels.pull import pull_pages, wait_for
 from distspec.kv.pool import KVPool
 from tests.unit.kernels.test_elementwise import CPU
 
@@ -48,3 +52,42 @@ def test_pages_come_straight_from_another_pool(
     count: int, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
     check_pull(count, shape, sizes, dtype, CPU)
+
+
+def check_wait(device: torch.device) -> None:
+    """It ends when the count is there, when the host says so, and when its turns are over, and tells the count."""
+    pinned = device.type == "cuda"
+    counter = torch.full((1,), 4, dtype=torch.int64, device=device)
+    stop, found = torch.zeros(2, 1, dtype=torch.int64, pin_memory=pinned)
+
+    def waited(count: int, turns: int) -> int:
+        found.zero_()
+        wait_for(counter.data_ptr(), count, stop, found, turns)
+        if pinned:
+            torch.cuda.current_stream().synchronize()
+        return int(found)
+
+    assert waited(4, 1 << 30) == 4
+    assert waited(0, 1 << 30) == 4
+    assert waited(5, 50) == 4
+    for end in (partial(stop.fill_, 1), partial(_raise, counter)):
+        timer = threading.Timer(0.1, end)
+        timer.start()
+        found_count = waited(5, 1 << 30)
+        timer.join()
+        assert found_count == int(counter)
+        stop.zero_()
+    assert int(counter) == 6
+
+
+def _raise(counter: Tensor) -> None:
+    """On a stream of its own."""
+    if counter.is_cuda:
+        with torch.cuda.stream(torch.cuda.Stream(counter.device)):  # type: ignore[no-untyped-call]
+            counter.fill_(6)
+    else:
+        counter.fill_(6)
+
+
+def test_a_wait_ends_with_the_count_or_a_word_of_the_host_or_its_turns() -> None:
+    check_wait(CPU)

@@ -90,13 +90,12 @@ class Copy:
         def empty(at: range) -> Tensor:
             return torch.empty(*SHAPE[:2], len(at), *SHAPE[3:])
 
-        def pull(positions: range, addresses: Sequence[int], note: bytes, behind: Callable[[], None]) -> None:
+        def pull(positions: range, addresses: Sequence[int], note: bytes) -> None:
             assert note == b"whole"
             whole = at(addresses[0], self.kv.nbytes).view(torch.float32).view(SHAPE)
             for piece in PIECES:
                 if positions.start <= piece.start < positions.stop:
                     (write or self._write)(piece, whole[:, :, piece.start : piece.stop])
-            behind()
 
         end = End(peer, incarnation)
         return Incoming(self.number, end, PIECES, empty, write or self._write, self.received.put, pull)

@@ -16,11 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from distspec.transfer.aside import Mark
 from distspec.transfer.base import End, Incoming, Lies, Outgoing
 from distspec.transfer.collective import Collective
 from distspec.transfer.group import Rendezvous
 from distspec.transfer.meeting import Place, Served
-from distspec.transfer.window import Memory, NoSharedMemory, Region, Shown, Window
+from distspec.transfer.window import SEATS, Memory, NoSharedMemory, Reading, Region, Shown, Window
 from tests.hostmemory import HostMemory, at
 
 HOST = "127.0.0.1"
@@ -70,8 +71,14 @@ def missing() -> HostMemory:
 
 
 def stands(window: Window, shown: Shown) -> bool:
-    window.look(shown)
-    return window.stands(shown)
+    return read(window, shown).stands()
+
+
+def read(window: Window, shown: Shown) -> Reading:
+    """Nothing but the word."""
+    reading = window.read(shown)
+    reading.launch(lambda: None)
+    return reading
 
 
 @pytest.mark.parametrize(
@@ -98,13 +105,13 @@ def test_what_is_shown_is_read_and_what_lies_nowhere_goes_by_a_stage(board: Serv
     assert isinstance(source, Window)
     assert isinstance(destination, Window)
     lies = memory.like(torch.randn(3, 5))
-    shown = source.show(Lies((lies,), b"three rows"))
+    shown = source.show(Lies((lies,), b"three rows"), 0)
     assert shown.note == b"three rows"
     [address] = destination.addresses(shown)
     assert torch.equal(at(address, lies.nbytes).view(torch.float32), lies.flatten())
     for size in (7, 9 << 20, 3):
         content, found = torch.randn(size), torch.empty(size)
-        destination.fetch(source.stage(content), found)
+        assert destination.fetch(source.stage(content, 1), found)
         assert torch.equal(found, content)
     destination.abort()
     source.abort()
@@ -116,7 +123,7 @@ def test_an_allocation_is_opened_once_and_let_go_with_the_link(board: Served) ->
     assert isinstance(source, Window)
     assert isinstance(destination, Window)
     lies = Lies((memory.empty(10), memory.empty(20)), b"")
-    first, again = (destination.addresses(source.show(lies)) for _ in range(2))
+    first, again = (destination.addresses(source.show(lies, 0)) for _ in range(2))
     assert first == again
     assert set(first) <= there._opened.keys()
     destination.abort()
@@ -145,7 +152,7 @@ def test_the_driver_is_asked_once_for_what_is_shown_again(board: Served) -> None
     other.fill_(2)
     asked = len(memory.shared)
     for lies, content in (((one,), [1]), ((one,), [1]), ((other,), [2]), ((one, other), [1, 2])):
-        shown = source.show(Lies(lies, b""))
+        shown = source.show(Lies(lies, b""), 0)
         assert [int(at(address, 1)) for address in destination.addresses(shown)] == content
         assert stands(destination, shown)
     assert memory.shared[asked:] == [each.data_ptr() for each in (one, other, one, other)]
@@ -157,13 +164,71 @@ def test_what_is_shown_stands_until_it_is_revoked_or_the_link_is_over(board: Ser
     assert isinstance(source, Window)
     assert isinstance(destination, Window)
     lies = Lies((memory.empty(10),), b"")
-    for end in (source.revoke, source.revoke, source.abort):
-        shown = source.show(lies)
-        source.stage(torch.ones(1))
+    for seat, end in ((0, partial(source.revoke, 0)), (1, partial(source.revoke, 1)), (1, source.abort)):
+        shown, other = source.show(lies, seat), source.show(lies, 2)
+        source.stage(torch.ones(1), 0)
         assert stands(destination, shown)
-        assert not destination.stands(shown), "nobody has looked again"
         end()
         assert not stands(destination, shown)
+        assert stands(destination, other) == (end != source.abort), "what is shown elsewhere"
+
+
+def test_what_is_not_computed_yet_is_waited_for_a_moment(board: Served) -> None:
+    there = HostMemory("there")
+    source, destination = meet(board, [HostMemory, lambda: there])
+    assert isinstance(source, Window)
+    assert isinstance(destination, Window)
+    assert source.waits
+    memory, gate = source._memory, threading.Event()
+    lies = Lies((memory.empty(10),), b"")
+    shown = source.ahead(source.show(lies, 0), _never_mind(gate.wait))
+    later = source.ahead(source.show(lies, 1), lambda: None)
+    there.patience_s = 0.01
+    early = read(destination, shown)
+    assert not early.stands()
+    assert early.is_early()
+    there.patience_s = 10.0
+    threading.Timer(0.05, gate.set).start()
+    found = read(destination, later)
+    assert gate.is_set(), "what was shown behind it was read before"
+    for reading in (found, read(destination, shown)):
+        assert reading.stands()
+        assert not reading.is_early()
+    for window in (destination, source):
+        window.abort()
+
+
+def test_a_wait_ends_when_the_reading_is_stopped_and_leaves_others_to_be_shown_again(board: Served) -> None:
+    source, destination = meet(board, [HostMemory, partial(HostMemory, "there")])
+    assert isinstance(source, Window)
+    assert isinstance(destination, Window)
+    memory, gate = source._memory, threading.Event()
+    lies = Lies((memory.empty(10),), b"")
+    shown = source.ahead(source.show(lies, 0), _never_mind(gate.wait))
+    stopped = read(destination, source.show(lies, 1))
+    threading.Timer(0.05, stopped.stop).start()
+    waiting = read(destination, shown)
+    assert not waiting.stands()
+    assert waiting.is_early()
+    assert not stopped.stands()
+    assert not stopped.is_early()
+    gate.set()
+    assert stands(destination, shown)
+    for window in (destination, source):
+        window.abort()
+
+
+def test_where_both_use_one_device_nothing_is_shown_ahead(board: Served) -> None:
+    source, _ = meet(board, [HostMemory, HostMemory])
+    assert isinstance(source, Window)
+    assert not source.waits
+
+
+def _never_mind(action: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        action()
+
+    return run
 
 
 def worker(name: str, memory: HostMemory, places: dict[str, Place]) -> Collective:
@@ -202,11 +267,10 @@ class Crossing:
         self.pages.fill_(GARBAGE)
         self.received.set()
 
-    def _pull(self, positions: range, addresses: Sequence[int], note: bytes, behind: Callable[[], None]) -> None:
+    def _pull(self, positions: range, addresses: Sequence[int], note: bytes) -> None:
         for position in positions:
             self.pause(position)
             self.pages[position] = at(addresses[0] + 8 * position, 8).view(torch.int64)[0]
-        behind()
 
     def _arrive(self, reason: str | None) -> None:
         self.reason = reason
@@ -218,24 +282,28 @@ class Crossing:
         raise AssertionError("what lies in shared memory needs no buffer")
 
 
+@pytest.mark.parametrize("there", ["host", "there"])
 @pytest.mark.parametrize("seed", range(6))
-def test_what_arrives_is_what_was_sent_whenever_either_side_lets_go(seed: int) -> None:
-    """And every ticket ends on both sides."""
+def test_what_arrives_is_what_was_sent_whenever_either_side_lets_go(seed: int, there: str) -> None:
+    """And every ticket ends on both sides; offered when it is computed, or before."""
     random, memory, places = Random(seed), HostMemory(), dict[str, Place]()
-    a, b = (worker(name, memory, places) for name in "ab")
+    theirs = HostMemory(there)
+    theirs.patience_s = random.choice((10.0, 0.001))
+    a, b = worker("a", memory, places), worker("b", theirs, places)
     crossings = [Crossing(number, memory, random) for number in range(24)]
     steps: list[Callable[[], Any]] = []
     for crossing in crossings:
         mine: list[Callable[[], Any]] = [partial(a.send, crossing.outgoing())]
         stops = [*sorted(random.sample(range(1, POSITIONS), random.randrange(3))), POSITIONS]
-        mine += [partial(a.advance, crossing.number, stop, partial(time.sleep, 0.0003)) for stop in stops]
-        theirs: list[Callable[[], Any]] = [partial(b.receive, crossing.incoming())]
+        computed: tuple[Callable[[], None], ...] = (partial(time.sleep, 0.0003), Mark(None))
+        mine += [partial(a.advance, crossing.number, stop, random.choice(computed)) for stop in stops]
+        other: list[Callable[[], Any]] = [partial(b.receive, crossing.incoming())]
         ends = random.choice(("neither", "neither", "source", "destination", "both"))
         if ends in ("source", "both"):
             mine.insert(random.randrange(1, len(mine) + 1), partial(_close, a, crossing.number, crossing.leave))
         if ends in ("destination", "both"):
-            theirs.append(partial(_close, b, crossing.number, crossing.free))
-        steps = _shuffled(random, steps, _shuffled(random, mine, theirs))
+            other.append(partial(_close, b, crossing.number, crossing.free))
+        steps = _shuffled(random, steps, _shuffled(random, mine, other))
     for step in steps:
         step()
         time.sleep(random.choice((0.0, 0.0, 0.002)))
@@ -288,6 +356,104 @@ def _shuffled(random: Random, one: list[Any], other: list[Any]) -> list[Any]:
     random.shuffle(turns)
     queues = iter(one), iter(other)
     return [next(queues[turn]) for turn in turns]
+
+
+def _linked(memory: HostMemory, there: HostMemory) -> tuple[Collective, Collective]:
+    """Two workers that have met."""
+    places: dict[str, Place] = {}
+    a, b = worker("a", memory, places), worker("b", there, places)
+    first = Crossing(99, memory, Random(0))
+    a.send(first.outgoing())
+    a.advance(99, POSITIONS, lambda: None)
+    b.receive(first.incoming())
+    assert first.received.wait(30)
+    assert first.sent.wait(30)
+    return a, b
+
+
+def _offers(side: Collective) -> int:
+    """How many of its offers are not answered for."""
+    return sum(key.endswith("/offer") for key in list(side._ways.board._values))
+
+
+def _wait_until(so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_the_next_are_offered_while_one_is_read_as_far_as_there_are_seats() -> None:
+    memory, gate = HostMemory(), threading.Event()
+    a, b = _linked(memory, HostMemory("there"))
+    crossings = [Crossing(number, memory, Random(0)) for number in range(SEATS + 2)]
+    crossings[0].pause = lambda _: gate.wait(30)
+    for crossing in crossings:
+        b.receive(crossing.incoming())
+        a.send(crossing.outgoing())
+        a.advance(crossing.number, POSITIONS, Mark(None))
+    _wait_until(lambda: _offers(a) == SEATS)
+    time.sleep(0.05)
+    assert _offers(a) == SEATS
+    gate.set()
+    for crossing in crossings:
+        assert crossing.received.wait(30)
+        assert not crossing.faults
+    for side in (a, b):
+        side.shutdown()
+
+
+@pytest.mark.parametrize("patience_s", [10.0, 0.01])
+def test_the_last_pieces_are_offered_before_they_are_computed_and_read_after(patience_s: float) -> None:
+    """However long that takes."""
+    memory, there, gate = HostMemory(), HostMemory("there"), threading.Event()
+    a, b = _linked(memory, there)
+    there.patience_s = patience_s
+    crossing = Crossing(0, memory, Random(0))
+    crossing.kv.fill_(0)
+    b.receive(crossing.incoming())
+    a.send(crossing.outgoing())
+
+    def computed() -> None:
+        gate.wait(30)
+        crossing.kv.copy_(crossing.want)
+
+    a.advance(0, POSITIONS, computed)
+    _wait_until(lambda: _offers(a) == 1)
+    assert not crossing.received.wait(0.1)
+    gate.set()
+    assert crossing.received.wait(30)
+    assert not crossing.faults
+    assert crossing.sent.wait(30)
+    for side in (a, b):
+        side.shutdown()
+
+
+@pytest.mark.parametrize("closes", ["source", "destination"])
+def test_a_ticket_closed_before_what_was_offered_is_computed_ends_both_sides(closes: str) -> None:
+    memory, gate = HostMemory(), threading.Event()
+    a, b = _linked(memory, HostMemory("there"))
+    crossing, next_one = (Crossing(number, memory, Random(0)) for number in range(2))
+    b.receive(crossing.incoming())
+    a.send(crossing.outgoing())
+    a.advance(0, POSITIONS, _never_mind(partial(gate.wait, 30)))
+    _wait_until(lambda: _offers(a) == 1)
+    if closes == "source":
+        _close(a, 0, crossing.leave)
+    else:
+        _close(b, 0, crossing.free)
+    gate.set()
+    assert crossing.sent.wait(30)
+    assert crossing.received.wait(30)
+    assert not crossing.faults
+    b.receive(next_one.incoming())
+    a.send(next_one.outgoing())
+    a.advance(1, POSITIONS, lambda: None)
+    assert next_one.received.wait(30)
+    assert not next_one.faults
+    _wait_until(lambda: _offers(a) == 0)
+    for side in (a, b):
+        side.shutdown()
 
 
 def _dying(pipe: Any, there: Place) -> None:
