@@ -102,8 +102,9 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     lookahead: drafter steps of one growth while a verification is on its way, and nodes per submission of `dsi`.
     branch_topk, branch_width: guesses per node, and nodes expanded per drafter step, where `ssd` and `bvsp` branch;
     branch_nodes: drafted nodes that make `bvsp` send a further verifier off. max_live_nodes: of the tree of a request
-    (None: engine.max_scratch_nodes). acceptance: which drafts are kept; `coupled` gives the tokens of plain decoding,
-    `ratio` and `block` keep more of a local drafter's chain and give their distribution (docs/sampling.md).
+    (None: engine.max_scratch_nodes), for which draft workers have room. acceptance: which drafts are kept; `coupled`
+    gives the tokens of plain decoding, `ratio` and `block` keep more of a local drafter's chain and give their
+    distribution (docs/sampling.md).
     synthetic_acceptance: for benchmarks, draws and guesses come from a hash, such that the drafter's first, second...
     guess is right with these probabilities.
     """

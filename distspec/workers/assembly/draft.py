@@ -15,7 +15,7 @@ from distspec import models
 from distspec.config import Config
 from distspec.config import Engine as EngineOptions
 from distspec.drafters import draft_model
-from distspec.drafters.base import engine_of, pools_of
+from distspec.drafters.base import Called, engine_of, pools_of
 from distspec.engine.sizing import sized
 from distspec.errors import FleetError
 from distspec.kv.pool import KVPool
@@ -31,8 +31,11 @@ _DRAFTED_AT_ONCE = 256
 
 
 def draft_work(
-    config: Config, worker: str, device: torch.device, later: Callable[[Later], None]
+    config: Config, worker: str, device: torch.device, later: Callable[[Later], None], is_called: Called
 ) -> tuple[DraftWork, Hello]:
+    # Of its own tree each node may be expanded; targets only judge some, and read masks as wide as their room.
+    live = config.speculation.max_live_nodes or config.engine.max_scratch_nodes
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, max_scratch_nodes=live))
     shape = models.ModelConfig.from_pretrained(models.model_folder(config.model.name))
     longest = config.max_model_len(shape.max_position)
     taps, dtype = taps_of(config, shape), getattr(torch, config.model.dtype)
@@ -51,7 +54,7 @@ def draft_work(
 
     options = sized(config.engine, device, share=share_of(config, "draft"), longest=longest, least=1, play=play)
     made = msgspec.structs.replace(config, engine=options)
-    drafter, quick = drafters_of(made, model, longest, shape.vocab_size, device, grammars)
+    drafter, quick = drafters_of(made, model, longest, shape.vocab_size, device, grammars, is_called)
     if drafter is None:
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     if (engine := engine_of(drafter)) is not None:
