@@ -22,7 +22,6 @@ Ranges = Sequence[tuple[int, int]]
 """Code points, first and last of each run, in order."""
 
 _LAST = 0x10FFFF
-_ANY = f"\\u0000-\\u{{{_LAST:x}}}"
 _ONCE = "{0,1}"
 _NO_DOT = "^\\n\\r\\u2028\\u2029"
 _WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -47,6 +46,7 @@ _PART = re.compile(
     re.DOTALL,
 )
 _MEMBER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|.", re.DOTALL)
+_CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 _CLASS = re.compile(r"\\[dDwWsS]")
 _COMMON = re.compile(r"\\(?:[tnvfr]|x..|u(?![dD][89a-fA-F])....|[ -/:-@\[-`{-~])")
 """Escapes of one character that all read alike; half of a surrogate pair is none."""
@@ -69,9 +69,10 @@ def common(pattern: str) -> str:
     for part in _PART.finditer(pattern):
         text, following = part[0], pattern[part.end() : part.end() + 1]
         if part["escape"]:
-            found.append(f"[{_held(text[1], negated=False)}]" if _CLASS.fullmatch(text) else _one(text))
+            held = _held(text[1], negated=False) if _CLASS.fullmatch(text) else None
+            found.append(_one(text) if held is None else _written(held))
         elif part["members"] is not None:
-            found.append(f"[{_members(part['members'])}]")
+            found.append(_class(part["members"]))
         elif part["group"]:
             if text == "(" and following == "?":
                 raise BadConstraint("looking around, and flags within an expression, are not supported")
@@ -128,30 +129,39 @@ def _any_of(ways: Sequence[str]) -> str:
     return f"(?:{'|'.join(ways)})"
 
 
-def _members(text: str) -> str:
-    """Of a class."""
+def _class(text: str) -> str:
+    """By its members."""
     negated = text.startswith("^")
     parts = _MEMBER.findall(text[negated:])
     if not parts:
         raise BadConstraint("an empty class is not read alike everywhere; as a character, ] is \\]")
     if any(f"\\{kind}" in parts and f"\\{kind.upper()}" in parts for kind in _BOTH):
-        return "^" * negated + _ANY
-    found = "^" * negated
-    for i, part in enumerate(parts):
-        if not _CLASS.fullmatch(part):
-            found += part if part == "-" else _one(part)
-        elif "-" in (*parts[1:i][-1:], *parts[i + 1 : -1][:1]):
-            raise BadConstraint(f"a range from or to {part} is not read alike everywhere")
-        else:
+        return _written([(0, _LAST)], negated=negated)
+    return _written(_members(parts, negated), negated=negated)
+
+
+def _members(parts: Sequence[str], negated: bool) -> list[tuple[int, int]]:
+    found, at = list[tuple[int, int]](), 0
+    while at < len(parts):
+        part, *after = parts[at : at + 3]
+        is_range = len(after) == 2 and after[0] == "-"
+        if is_range and (_CLASS.fullmatch(part) or _CLASS.fullmatch(after[1])):
+            raise BadConstraint(f"a range from or to a class, {part}-{after[1]}, is not read alike everywhere")
+        if _CLASS.fullmatch(part):
             found += _held(part[1], negated=negated)
+        else:
+            found.append((_point(part), _point(after[1] if is_range else part)))
+            if found[-1][0] > found[-1][1]:
+                raise BadConstraint(f"the range {part}-{after[1]} ends before it begins")
+        at += 3 if is_range else 1
     return found
 
 
-def _held(kind: str, *, negated: bool) -> str:
+def _held(kind: str, *, negated: bool) -> Ranges:
     """What \\d or the like holds to both; among what a class does not hold, to either."""
     if kind.islower():
-        return _spelled(_either(kind) if negated else _BOTH[kind])
-    return _spelled(_others(_BOTH[kind.lower()] if negated else _either(kind.lower())))
+        return _either(kind) if negated else _BOTH[kind]
+    return _others(_BOTH[kind.lower()] if negated else _either(kind.lower()))
 
 
 def _either(kind: str) -> Ranges:
@@ -177,8 +187,29 @@ def _others(ranges: Ranges) -> Ranges:
     return [(first, last) for first, last in zip(firsts, lasts, strict=True) if first <= last]
 
 
-def _spelled(ranges: Ranges) -> str:
-    return "".join(f"{_code(first)}-{_code(last)}" for first, last in ranges)
+def _written(ranges: Ranges, *, negated: bool = False) -> str:
+    """A class. xgrammar writes some characters of one as \\x and two digits, but reads all digits that follow, so those
+    that print come first; and it forgets the escape of a ^ at the beginning, so that one comes last."""
+    cuts = (0, 0x20, ord("^"), ord("^") + 1, 0x7F, _LAST + 1)
+    parts = [
+        (max(first, start), min(last, end - 1))
+        for start, end in (cuts[1:3], cuts[3:5], cuts[:2], cuts[4:])
+        for first, last in ranges
+        if first < end and last >= start
+    ]
+    inner = "".join(f"{_code(first)}-{_code(last)}" for first, last in parts)
+    caret = "\\^" if any(first <= ord("^") <= last for first, last in ranges) else ""
+    return f"[^{inner}{caret}]" if negated else f"[{inner}{caret}]" if inner else caret
+
+
+def _point(part: str) -> int:
+    """Of one character of a class."""
+    written = _one(part)
+    if not written.startswith("\\"):
+        return ord(written)
+    if written[1] == "u":
+        return int(written[2:].strip("{}"), 16)
+    return ord(_CONTROLS.get(written[1], written[1]))
 
 
 def _one(text: str) -> str:
@@ -186,6 +217,8 @@ def _one(text: str) -> str:
     if text.startswith("\\"):
         if not _COMMON.fullmatch(text):
             raise BadConstraint(f"{text} is not supported, or not read alike everywhere")
+        if text[1] == "x":  # of which xgrammar takes all digits that follow
+            return _code(int(text[2:], 16))
         return text if text[1].isalpha() or text[1] in _SPECIAL else text[1]
     if text in ("[", "]", "}"):
         return f"\\{text}"

@@ -41,7 +41,26 @@ def of_class(negated: bool, kinds: list[str], chars: list[str]) -> tuple[str, st
     return f"[{inner}]", f"(?:{meant})"
 
 
-CHARS = st.lists(st.sampled_from(["a", "0-9", "\u00e9", "\\x41", "\\u6f22", "\\n", "\\[", "\\]", "a-z"]), max_size=3)
+CHARS = st.lists(
+    st.sampled_from(
+        [
+            "a",
+            "0-9",
+            "\u00e9",
+            "\u00e9-\u00fc",
+            "\\x41",
+            "\\x5e",
+            "\\^",
+            "\\u6f22",
+            "\\n",
+            "\\[",
+            "\\]",
+            "a-z",
+            "A-\u00e9",
+        ]
+    ),
+    max_size=3,
+)
 LEAVES = st.one_of(
     st.sampled_from(["a", "5", "\u00e9", "\\u6f22", "\\-", "\\x5f", "\U0001f600", "\\n"]).map(lambda one: (one, one)),
     st.sampled_from(KINDS).map(lambda kind: (f"\\{kind}", ecma(kind))),
@@ -93,6 +112,10 @@ def test_what_it_matches_both_match(both: tuple[str, str], texts: list[str]) -> 
         (r"[\w\W]*", ["a-\u00e9"]),
         (r"[\w-]+", ["a-b"]),
         (r"[-\d]", ["-", "5"]),
+        (r"[\^$]", ["^", "$"]),
+        (r"[\^]", ["^"]),
+        (r"[\^-b]", ["^", "a"]),
+        ("[\u00e9a]\\x41b", ["\u00e9Ab", "aAb"]),
         ("\u00e9.", ["\u00e9\u6f22", "\u00e9\U0001f600"]),
         (r"(?P<year>\d{4})", ["2024"]),
         (r"(?<year>\d{4})-a\ b\#", ["2024-a b#"]),
@@ -124,6 +147,7 @@ def test_what_both_match_is_kept(pattern: str, texts: list[str]) -> None:
             "[^]",
             "[]a]",
             "[^]a]",
+            r"[z-a]",
             r"[\w-.]",
             r"[+-\d]",
             "a^b",
@@ -143,22 +167,23 @@ def test_a_class_holds_no_character_that_python_leaves_out(kind: str) -> None:
         assert re.fullmatch(f"{pattern}+", held)
 
 
+@pytest.mark.parametrize("kind", ["json_schema", "regex"])
 @settings(max_examples=100, deadline=None)
 @given(
     both=EXPRESSIONS.filter(lambda both: len(both[0]) < 60),
-    texts=st.lists(st.text(st.sampled_from("a5_-\u00e9\u6f22\U0001f600"), max_size=4), min_size=30),
+    texts=st.lists(st.text(st.sampled_from("a5_-^A\u00e9\u0e9a\u6f22\U0001f600"), max_size=4), min_size=30),
 )
-def test_a_string_is_held_to_what_it_has_become(both: tuple[str, str], texts: list[str]) -> None:
-    """xgrammar has two ways of reading expressions."""
-    schema = {"type": "string", "pattern": both[0]}
+def test_a_text_is_held_to_what_it_has_become(kind: str, both: tuple[str, str], texts: list[str]) -> None:
+    """xgrammar has several ways of reading expressions."""
+    schema = json.dumps({"type": "string", "pattern": both[0]})
     try:
-        found = Matcher(grammars().find(Constraint(kind="json_schema", text=json.dumps(schema))).result())
+        found = grammars().find(Constraint(kind=kind, text=schema if kind == "json_schema" else both[0])).result()
     except BadConstraint:
         return
-    narrow = re.compile(of_python(common(both[0])))
+    narrow, matcher = re.compile(of_python(common(both[0]))), Matcher(found)
     for text in texts:
-        tokens = [*encode(json.dumps(text, ensure_ascii=False)), end_id()]
-        assert (found.allowed(tokens) == len(tokens)) == bool(narrow.fullmatch(text)), text
+        tokens = [*encode(json.dumps(text, ensure_ascii=False) if kind == "json_schema" else text), end_id()]
+        assert (matcher.allowed(tokens) == len(tokens)) == bool(narrow.fullmatch(text)), text
 
 
 @pytest.mark.parametrize(
