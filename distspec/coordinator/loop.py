@@ -82,6 +82,7 @@ class Loop:
         self._failed = failed
         self._journal = journal
         self._clock = clock
+        self._taken: Event | None = None
         self._lives: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -152,18 +153,21 @@ class Loop:
             self._journal.flush()
 
     def _handle(self, *batch: Event) -> None:
-        """Let the machine take events in order, and send what it commands. Workers wait for that, so what is to be seen
-        of it is written down afterwards."""
+        """Let the machine take events in order, and send what it commands. Workers wait for that, so what is to be
+        thought about the last of them, and what is seen of all, comes afterwards."""
         handled = [self._take(event) for event in batch]
         self._hub.flush()
+        self._think()
         for one in handled:
             self._observer.handled(*one)
 
     def _take(self, event: Event) -> _Handled:
+        self._think()
         now_s, began_s = self._clock(), time.perf_counter()
         commands: list[Command] = []
         try:
-            commands = self._machine.handle(event, now_s)
+            commands = self._machine.take(event, now_s)
+            self._taken = event
         except Exception as error:
             self._blame(event, error)
         finally:
@@ -172,6 +176,15 @@ class Loop:
         for command in commands:
             self._do(command)
         return _Handled(event, commands, self._machine.notes, time.time(), time.perf_counter() - began_s)
+
+    def _think(self) -> None:
+        """About the event that was taken last, once: before the next one, whoever brings that."""
+        event, self._taken = self._taken, None
+        if event is not None:
+            try:
+                self._machine.think(event)
+            except Exception as error:
+                self._blame(event, error)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, events.Suspect):

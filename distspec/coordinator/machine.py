@@ -32,6 +32,9 @@ from distspec.protocol.messages import (
     Verdict,
 )
 
+_Stepped = Verdict | Progress | Drafted
+"""What says how long a step took."""
+
 
 class Machine:
     """The state of one coordinator life. term grows with every life of the coordinator of a fleet."""
@@ -57,12 +60,27 @@ class Machine:
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at time `now` (seconds, never falling). Returns what to send, in order."""
+        """Take one event at time `now` (seconds, never falling). Returns what to send, in order.
+
+        This is `take` and `think`; whoever has somebody waiting for the commands sends them in between.
+        """
+        commands = self.take(event, now)
+        self.think(event)
+        return commands
+
+    def take(self, event: Event, now: float) -> list[Command]:
+        """The first part of `handle`; `think` follows before the next event."""
         ctx = self._ctx
         ctx.now, ctx.out, ctx.notes = now, [], []
         self._events[type(event)](event)
         lifecycle.admit(ctx)
         return ctx.out
+
+    def think(self, event: Event) -> None:
+        """Work out what policies are worth, for a few milliseconds for each step that a worker reports: what follows is
+        for later events. No command and no note comes of it."""
+        if isinstance(event, events.FromWorker) and isinstance(event.message, _Stepped):
+            self._ctx.planner.think()
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -220,9 +238,8 @@ class Machine:
         if isinstance(message, Fault):
             ctx.counters["faults"] += 1
             return
-        if isinstance(message, Verdict | Progress | Drafted):
+        if isinstance(message, _Stepped):
             ctx.planner.stepped(event.worker, isinstance(message, Drafted), message.step, message.span[1])
-            ctx.planner.think()
         request = ctx.requests.get(message.request)
         if isinstance(message, Freed):
             ctx.credits.give_back(event.worker)
@@ -319,9 +336,14 @@ class Machine:
                 lifecycle.lost_ticket(ctx, request, name)
 
     def _settle(self, request: Request) -> None:
-        """Lease a driven request that wants it, once nothing of it is in flight at home."""
-        if request.state is State.DRIVEN and not request.tasks and driving.wants_lease(self._ctx, request):
+        """Lease a driven request that wants it, once nothing of it is in flight at home; give others the verifiers that
+        their policy wants, when that has changed."""
+        if request.state is not State.DRIVEN:
+            return
+        if not request.tasks and driving.wants_lease(self._ctx, request):
             lifecycle.lease(self._ctx, request)
+        elif request.bound_for != request.acting:
+            lifecycle.bind_verifiers(self._ctx, request)
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from distspec.coordinator.context import Settings
-from distspec.coordinator.events import Tick
+from distspec.coordinator.events import Event, Tick
 from distspec.coordinator.journal import Journal, read
 from distspec.coordinator.loop import Loop
 from distspec.coordinator.machine import Machine
@@ -175,7 +176,9 @@ async def test_streams_are_the_plain_targets_whatever_the_policy(fleet: Fleet) -
     assert {("draft:0", "draft"), ("coordinator", "commit"), ("decode:0", "verify")} <= seen
 
 
-async def test_what_is_commanded_has_left_before_it_is_looked_at(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_commanded_has_left_before_it_is_looked_at_and_thought_about(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life = fleet.coordinator()
     waiting: list[Message] = []
 
@@ -183,10 +186,30 @@ async def test_what_is_commanded_has_left_before_it_is_looked_at(fleet: Fleet, m
         waiting.extend(message for session in life.hub._sessions.values() for message in session.outbox)
 
     monkeypatch.setattr(life.observer, "handled", watch)
+    monkeypatch.setattr(life.machine, "think", watch)
     for name in ("decode:0", "draft:0"):
         await fleet.worker(name)
     assert await stream(await fleet.client(), PROMPTS[0], "sd") == plain(PROMPTS[0])
     assert not [message for message in waiting if not isinstance(message, Welcome | ClientWelcome)]
+
+
+async def test_each_event_is_thought_about_before_the_next(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a journal would not replay to the same."""
+    life = fleet.coordinator()
+    order: list[tuple[str, int]] = []
+
+    def noted(what: str, does: Any, event: Event, *now: float) -> Any:
+        order.append((what, id(event)))
+        return does(event, *now)
+
+    for what in ("take", "think"):
+        monkeypatch.setattr(life.machine, what, partial(noted, what, getattr(life.machine, what)))
+    for name in ("decode:0", "verify:0", "draft:0"):
+        await fleet.worker(name)
+    client = await fleet.client()
+    await asyncio.gather(*(stream(client, prompt, "auto") for prompt in PROMPTS))
+    assert [what for what, _ in order] == ["take", "think"] * (len(order) // 2)
+    assert [event for what, event in order if what == "take"] == [event for what, event in order if what == "think"]
 
 
 async def test_streams_go_on_under_the_next_coordinator(fleet: Fleet) -> None:
