@@ -44,6 +44,7 @@ HARMLESS = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "prediction",
+        "request_id",
     }
 )
 """Fields that change no answer: accepted and not looked at."""
@@ -73,6 +74,10 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "cache_salt": (None,),
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
+    "add_special_tokens": (None,),
+    "truncation_side": (None, "left"),
+    "prompt_embeds": (None,),
+    "mm_processor_kwargs": (None, {}),
 }
 """Fields of OpenAI and vLLM that would change the answer and are not implemented (top_logprobs: not in completions),
 with the values that would not."""
