@@ -1,5 +1,6 @@
-"""How fast KV goes from one target worker to another, beside what their link carries bare, and how much of that a
-prompt's second token waits for when it goes while the rest of the prompt is computed.
+"""How fast KV goes from one target worker to another, one prompt's alone and several one behind the other, beside what
+their link carries bare; and how much of that a prompt's second token waits for when it goes while the rest of the
+prompt is computed.
 
 Knows workers, tickets and links of two processes. Does not know Ray or a coordinator: this file says to both workers
 what one would say. The first process holds the source, on the first GPU; this one the destination, on the second. Times
@@ -41,7 +42,8 @@ from distspec.workers.target import TargetWork
 
 HOST = "127.0.0.1"
 BARE_BYTES = 256 << 20
-_BARE = 8
+_ABREAST = 8
+"""So many tensors, or prompts, are under way at once where it is said how much a link carries."""
 _WARM = 2
 _TIMEOUT_S = 60.0
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
@@ -69,9 +71,9 @@ class Plan:
 def measure(
     shape: str, kinds: Sequence[str], tokens: int, repetitions: int, options: config.Engine, gpus: bool
 ) -> list[Row]:
-    """By each kind of link: GB/s of whole prompts' KV over bare ones, and milliseconds of a transfer that are left when
-    its prefill has ended over those of a whole transfer. Raises ConfigError without two GPUs, if these are asked for.
-    """
+    """By each kind of link: GB/s of a prompt's KV, first word and last included, and of several prompts' under way at
+    once, over bare ones; and milliseconds of a transfer that are left when its prefill has ended over those of a whole
+    transfer. Raises ConfigError without two GPUs, if these are asked for."""
     if gpus and torch.cuda.device_count() < 2:
         raise ConfigError("engine.device", "bench transfer needs two CUDA devices; or --cpu")
     plan = Plan(shape, tuple(kinds), tokens, repetitions, gpus, options)
@@ -97,8 +99,8 @@ class Side:
         if plan.cuda:
             torch.cuda.set_device(device)
         self.model: Llama = load_model(PREFIX + plan.shape, dtype=plan.dtype, device=device)
-        pages = 2 * plan.options.pages_for(plan.tokens)
-        chosen: dict[str, Any] = {"num_pages": pages, "max_num_seqs": 4, "prefix_cache": False, "cuda_graphs": False}
+        chosen: dict[str, Any] = {"num_pages": (_ABREAST + 1) * plan.options.pages_for(plan.tokens)}
+        chosen |= {"max_num_seqs": _ABREAST + 1, "prefix_cache": False, "cuda_graphs": False}
         options = structs.replace(plan.options, **chosen)
         self.engine = Engine(self.model, options, device=device, max_model_len=plan.tokens + 1)
         self.actions: queue.SimpleQueue[Callable[[], Sequence[Message]]] = queue.SimpleQueue()
@@ -128,10 +130,10 @@ class Side:
         self.synchronize()
         move(tensor)()
         began_s = time.perf_counter()
-        pending = [move(tensor) for _ in range(_BARE)] if self.plan.cuda else []
-        for wait in pending or [lambda: move(tensor)()] * _BARE:
+        pending = [move(tensor) for _ in range(_ABREAST)] if self.plan.cuda else []
+        for wait in pending or [lambda: move(tensor)()] * _ABREAST:
             wait()
-        took_s = (time.perf_counter() - began_s) / _BARE
+        took_s = (time.perf_counter() - began_s) / _ABREAST
         group.abort()
         return took_s
 
@@ -160,28 +162,38 @@ def _source(pipe: Any, plan: Plan) -> None:
 
 
 def _served(side: Side, work: TargetWork, what: str, number: int, prompt: tuple[int, ...]) -> tuple[float, float]:
-    """A prompt is computed, and its KV sent `during` that, `after` it or not at all (`alone`). When the prefill, or
-    where that is over the transfer, began, and when the prefill ended."""
-    send = SendKV(
-        request=number, epoch=0, ticket=number, peer="destination", peer_incarnation=1, start=0, length=len(prompt)
-    )
+    """A prompt is computed, and its KV sent `during` that, `after` it, `sustained` or not at all (`alone`). When the
+    prefill, or where that is over the transfer, began, and when the prefill ended."""
+    sends = [_sent(number, ticket, len(prompt)) for ticket in _tickets(what, number)]
     side.synchronize()
     began_s = time.perf_counter()
     work.receive(Extend(request=number, epoch=0, task=number, start=0, tokens=prompt, params=_PARAMS))
     if what == "during":
-        work.receive(send)
+        work.receive(sends[0])
     replies: list[Message] = []
     while not replies:
         replies += work.step()
     assert isinstance(replies[0], Verdict), replies
     ended_s = time.perf_counter()
-    if what == "after":
+    if what in ("after", "sustained"):
         began_s = time.perf_counter()
-        work.receive(send)
-    if what != "alone":
+        for send in sends:
+            work.receive(send)
+    for _ in sends:
         side.actions.get(timeout=_TIMEOUT_S)()
     work.receive(Drop(request=number, epoch=0))
     return began_s, ended_s
+
+
+def _tickets(what: str, number: int) -> range:
+    """Of the prompt of that number; the destination's requests are numbered likewise."""
+    return range(number, number + {"alone": 0, "sustained": _ABREAST}.get(what, 1))
+
+
+def _sent(request: int, ticket: int, length: int) -> SendKV:
+    return SendKV(
+        request=request, epoch=0, ticket=ticket, peer="destination", peer_incarnation=1, start=0, length=length
+    )
 
 
 class _Meter:
@@ -197,13 +209,15 @@ class _Meter:
         bare_s = self._bare(bare_kind)
         self._pipe.send(("meet", self._kind))
         work, transport, _ = self._side.meet(self._kind, self._pipe)
-        found = {what: self._taken(work, what) for what in ("alone", "after", "during")}
+        found = {what: self._taken(work, what) for what in ("alone", "after", "during", "sustained")}
         self._pipe.send(("part", 0))
         transport.shutdown()
 
         kept = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         size = plan.tokens * KVPool.position_bytes(*kept, plan.dtype, latent=shape.kv_latent)
-        whole_s = median(done_s - began_s for began_s, _, done_s in found["after"])
+        whole_s, sustained_s = (
+            median(done_s - began_s for began_s, _, done_s in found[what]) for what in ("after", "sustained")
+        )
         exposed_s = median(max(0.0, done_s - ended_s) for _, ended_s, done_s in found["during"])
         prefills = {
             f"prefill_{what}_ms": round(median(ended_s - began_s for began_s, ended_s, _ in found[what]) * 1e3, 2)
@@ -216,6 +230,7 @@ class _Meter:
         name = f"transfer/{plan.shape}/{self._kind}"
         return [
             row(f"{name}/whole", size / whole_s / 1e9, "GB/s", BARE_BYTES / bare_s / 1e9, context),
+            row(f"{name}/sustained", _ABREAST * size / sustained_s / 1e9, "GB/s", BARE_BYTES / bare_s / 1e9, context),
             row(f"{name}/exposed", exposed_s * 1e3, "ms", whole_s * 1e3, context),
         ]
 
@@ -225,21 +240,24 @@ class _Meter:
         return self._side.bare(kind, board, 1)
 
     def _taken(self, work: TargetWork, what: str) -> list[tuple[float, float, float]]:
-        """Of each prompt, when its transfer or prefill began, when the prefill ended, and when its KV was here."""
+        """Of each prompt, when its transfers or prefill began, when the prefill ended, and when its KV was here."""
         found = []
         for _ in range(self._plan.repetitions + _WARM):
-            self._number += 1
-            done_s = 0.0
-            if what != "alone":
-                work.receive(self._expected(self._number))
+            self._number += _ABREAST
+            tickets, done_s = _tickets(what, self._number), 0.0
+            for ticket in tickets:
+                work.receive(self._expected(ticket))
             self._pipe.send((what, self._number))
-            if what != "alone":
-                action = self._side.actions.get(timeout=_TIMEOUT_S)
+            actions = []
+            for _ in tickets:
+                actions.append(self._side.actions.get(timeout=_TIMEOUT_S))
                 done_s = time.perf_counter()
+            for action in actions:
                 [said] = action()
                 if not isinstance(said, Received):
                     raise TransferFailed(str(said))
-                work.receive(Drop(request=self._number, epoch=0))
+            for ticket in tickets:
+                work.receive(Drop(request=ticket, epoch=0))
             found.append((*self._pipe.recv(), done_s))
         return found[_WARM:]
 
