@@ -14,7 +14,7 @@ import torch
 from distspec import models
 from distspec.config import Config
 from distspec.constraints import Grammars
-from distspec.drafters.base import Drafter, DraftRow, Proposal
+from distspec.drafters.base import Called, Drafter, DraftRow, Proposal, never
 from distspec.drafters.dflash import DflashDrafter
 from distspec.drafters.eagle import EagleDrafter
 from distspec.drafters.guided import Guided
@@ -54,6 +54,7 @@ class _Plan:
     max_model_len: int
     device: torch.device
     grammars: Grammars | None
+    is_called: Called
 
     @property
     def acceptance(self) -> Acceptance:
@@ -86,14 +87,16 @@ def make(
     max_model_len: int,
     device: torch.device,
     grammars: Grammars | None = None,
+    is_called: Called = never,
 ) -> Drafter | None:
     """The drafter that config.speculation.drafter names, None for `none`.
 
     model: what `draft_model` loads, which several may share. max_model_len: of the target. device: of drafters that
-    compute. grammars: of the tokenizer, for drafts that keep to constraints. Where acceptance is synthetic, those of
-    GUESSERS make their guesses up. Raises ConfigError.
+    compute. grammars: of the tokenizer, for drafts that keep to constraints. is_called: of those that grow their trees
+    forward by forward, see Drafter.propose. Where acceptance is synthetic, those of GUESSERS make their guesses up.
+    Raises ConfigError.
     """
-    drafter = DRAFTERS[config.speculation.drafter](_Plan(config, model, max_model_len, device, grammars))
+    drafter = DRAFTERS[config.speculation.drafter](_Plan(config, model, max_model_len, device, grammars, is_called))
     return Guided(drafter, grammars) if drafter is not None and grammars is not None else drafter
 
 
@@ -123,6 +126,7 @@ def _standalone(plan: _Plan) -> Drafter:
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_scratch_nodes=config.engine.max_scratch_nodes,
         max_model_len=plan.max_model_len,
+        is_called=plan.is_called,
     )
 
 
@@ -137,6 +141,7 @@ def _featured(plan: _Plan) -> Drafter:
         device=plan.device,
         acceptance=plan.acceptance,
         grammars=plan.grammars,
+        is_called=plan.is_called,
     )
 
 

@@ -6,7 +6,7 @@ tokens, policies, workers, or who judges a proposal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,19 +41,30 @@ class Proposal:
     """A tree below the end of a text: parents[i] < i, or ROOT (-1), siblings by rank. May be empty.
 
     scores[i]: log-probability of node i given its parent; empty: no opinion. laws[i]: what node i was drawn from, see
-    sampling.rejection; empty where nodes are not drawn so.
+    sampling.rejection; empty where nodes are not drawn so. left: steps of the shape that were not grown, since the
+    drafter was called away; it says nothing of the tree then.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     scores: tuple[float, ...] = ()
     laws: tuple[Tensor, ...] = ()
+    left: int = 0
 
     @staticmethod
     def chain(tokens: Iterable[int]) -> Proposal:
         """Each token below the one before it."""
         tokens = tuple(tokens)
         return Proposal(tokens, tuple(range(ROOT, len(tokens) - 1)))
+
+
+Called = Callable[[], bool]
+"""Whether there is something that a drafter had better hear of before it goes on: it asks between two forwards."""
+
+
+def never() -> bool:
+    """Nobody calls."""
+    return False
 
 
 class Drafter(Protocol):
@@ -64,6 +75,8 @@ class Drafter(Protocol):
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """The whole tree of each row after it has grown, in order; nothing below a stop token or past max_model_len.
+        One that was made with a `Called` returns early when it is called, see Proposal.left; asked for the steps that
+        are left, it goes on as if nothing had been.
 
         Requests in `rows` are distinct. Raises IllegalTransition, with nothing changed, where a row keeps more
         tokens than the drafter's text has.

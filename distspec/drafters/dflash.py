@@ -39,7 +39,7 @@ class DflashDrafter(FeatureDrafter[Dflash]):
             values.index_copy_(0, where, v)
         text.right = text.sequence.length
 
-    def _grow(self, texts: Sequence[Text]) -> None:
+    def _grow(self, texts: Sequence[Text]) -> bool:
         due = [text for text in texts if text.steps and self._is_due(text)]
         at_once = max(1, self.budget // self._model.settings.block_size)
         for i in range(0, len(due), at_once):
@@ -48,6 +48,7 @@ class DflashDrafter(FeatureDrafter[Dflash]):
                 self._extend_context(text)
             if some:
                 self._blocks(some)
+        return True
 
     def _is_due(self, text: Text) -> bool:
         return text.sequence is not None and text.right < text.sequence.length and bool(text.shape.depth)

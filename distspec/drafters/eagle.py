@@ -88,9 +88,11 @@ class EagleDrafter(FeatureDrafter[FeatureModel]):
 
     kept = 2
 
-    def _grow(self, texts: Sequence[Text]) -> None:
+    def _grow(self, texts: Sequence[Text]) -> bool:
         while self._step(texts):
-            pass
+            if self._is_called():
+                return False
+        return True
 
     def _step(self, texts: Sequence[Text]) -> bool:
         """One forward: a chunk of each text that is behind, the frontier of each that is not. False if nothing is left

@@ -23,7 +23,7 @@ from distspec import config
 from distspec.attention import Span, choose
 from distspec.constraints import Grammars, Hint
 from distspec.copies import integers
-from distspec.drafters.base import DraftRow, Proposal, check_row, common, limited
+from distspec.drafters.base import Called, DraftRow, Proposal, check_row, common, limited, never
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Guesses
 from distspec.engine.acceptance import COUPLED, Acceptance
@@ -128,8 +128,11 @@ class FeatureDrafter(ABC, Generic[Model]):
         device: torch.device,
         acceptance: Acceptance = COUPLED,
         grammars: Grammars | None = None,
+        is_called: Called = never,
     ) -> None:
         """max_model_len: of the target; texts longer than the pool holds get no drafts. acceptance: the target's.
+        is_called: a turn of many forwards ends early then.
+
         Raises InvalidValue if the pool holds none.
         """
         shape = model.config
@@ -139,6 +142,7 @@ class FeatureDrafter(ABC, Generic[Model]):
         self.room = options.max_scratch_nodes
         self._model = model
         self._acceptance = acceptance
+        self._is_called = is_called
         pages = pages_that_fit(shape, options, max_model_len, model.dtype, device, self.kept * shape.hidden_size)
         if options.tokens_in(pages) < 1:
             raise InvalidValue("engine.num_pages", pages, f"at least {options.pages_for(1)}, one request of one token")
@@ -160,8 +164,10 @@ class FeatureDrafter(ABC, Generic[Model]):
         texts = [self._touch(row.request) for row in rows]
         for text, row in zip(texts, rows, strict=True):
             self._turn(text, row, texts)
-        self._grow(texts)
-        return [text.tree.proposal() for text in texts]
+        is_over = self._grow(texts)
+        return [
+            text.tree.proposal() if is_over or not text.steps else Proposal((), (), left=text.steps) for text in texts
+        ]
 
     def forget(self, request: int) -> None:
         """Free what is held of a request; one that is not known is fine."""
@@ -177,8 +183,8 @@ class FeatureDrafter(ABC, Generic[Model]):
     # -- for the drafters ----------------------------------------------------------------------
 
     @abstractmethod
-    def _grow(self, texts: Sequence[Text]) -> None:
-        """Grow the trees of texts as their shapes and steps say."""
+    def _grow(self, texts: Sequence[Text]) -> bool:
+        """Grow the trees of texts as their shapes and steps say; False if the drafter was called away from it."""
 
     def attend(self, spans: Sequence[Span]) -> Paged:
         """Attention of one forward over these rows."""

@@ -52,7 +52,9 @@ class Guided:
         proposals = self._inner.propose(rows)
         matchers = [self._matcher(row) if row.params.constraint is not None else None for row in rows]
         return [
-            guided(proposal, matcher, row.shape, row.params) if matcher is not None and not proposal.laws else proposal
+            guided(proposal, matcher, row.shape, row.params)
+            if matcher is not None and not proposal.laws and not proposal.left
+            else proposal
             for proposal, matcher, row in zip(proposals, matchers, rows, strict=True)
         ]
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from distspec.drafters.base import DraftRow, Loan, Proposal, check_row, common, limited
+from distspec.drafters.base import Called, DraftRow, Loan, Proposal, check_row, common, limited, never
 from distspec.drafters.sprout import Sprout
 from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment
 from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots
@@ -92,19 +92,26 @@ class _Step:
 
 class StandaloneDrafter:
     """max_model_len: of the target. max_num_batched_tokens bounds a step of the drafter's engine, max_scratch_nodes
-    the nodes with KV of a text.
+    the nodes with KV of a text. is_called: a turn ends early then, when what was launched is through.
 
     Its vocabulary must be the target's. When slots or pages run out, the texts drafted for least recently give
     theirs up; they are computed again, or found in the prefix cache, when their turn comes.
     """
 
     def __init__(
-        self, engine: Engine, *, max_num_batched_tokens: int, max_scratch_nodes: int, max_model_len: int
+        self,
+        engine: Engine,
+        *,
+        max_num_batched_tokens: int,
+        max_scratch_nodes: int,
+        max_model_len: int,
+        is_called: Called = never,
     ) -> None:
         self._engine = engine
         self._budget = max_num_batched_tokens
         self._room = max_scratch_nodes
         self._max_model_len = min(max_model_len, engine.max_model_len)
+        self._is_called = is_called
         self._texts: dict[int, _Text] = {}  # least recently used first
 
     @property
@@ -123,12 +130,15 @@ class StandaloneDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         texts = self._turned(rows)
         ahead = all(map(self._is_foreseeable, texts))
-        step = self._launch(texts, ahead)
+        step, goes_on = self._launch(texts, ahead), True
         while step is not None:
-            later = self._launch(texts, ahead, step) if ahead else None
+            later = self._launch(texts, ahead, step) if ahead and goes_on else None
             self._land(step, later)
-            step = later or self._launch(texts, ahead)
-        return [text.tree.proposal() for text in texts]
+            goes_on = goes_on and not self._is_called()
+            step = later or (self._launch(texts, ahead) if goes_on else None)
+        return [
+            text.tree.proposal() if goes_on or not text.steps else Proposal((), (), left=text.steps) for text in texts
+        ]
 
     def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
         texts = self._turned([replace(row, shape=_NO_TREE) for row in rows])

@@ -43,8 +43,8 @@ class SyntheticDrafter:
         for row in rows:
             known = self._texts.get(row.request)
             check_row(row, len(known.tokens) if known else 0)
-        self._drafter.propose(rows)
-        return [self._propose(row) for row in rows]
+        others = self._drafter.propose(rows)
+        return [self._propose(row, other.left) for row, other in zip(rows, others, strict=True)]
 
     def forget(self, request: int) -> None:
         self._texts.pop(request, None)
@@ -53,15 +53,15 @@ class SyntheticDrafter:
     def check(self) -> None:
         self._drafter.check()
 
-    def _propose(self, row: DraftRow) -> Proposal:
+    def _propose(self, row: DraftRow, left: int) -> Proposal:
         text = self._texts.setdefault(row.request, Text())
         text.follow(row.keep, row.tokens)
         shape = limited(row.shape, self._max_model_len - len(text.tokens))
-        for _ in range(shape.steps if text.tokens else 0):
+        for _ in range(shape.steps - left if text.tokens else 0):
             for node in text.tree.frontier(shape):
                 guesses = self._guesses(row, text, node, shape.topk)
                 text.tree.expand(node, guesses, shape, row.params.stop_token_ids)
-        return text.tree.proposal()
+        return Proposal((), (), left=left) if left else text.tree.proposal()
 
     def _guesses(self, row: DraftRow, text: Text, node: int, most: int) -> list[tuple[int, float]]:
         """With the confidence of a drafter that knows how often it is right."""

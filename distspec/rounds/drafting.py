@@ -45,7 +45,8 @@ class DraftDesk:
     """Answers Draft messages. quick: the fallback drafter, which answers those that ask for it, at once. For a drafter
     that wants features: `read`s them where the target is, or waits for `arrivals`.
 
-    The drafter goes on in slices, as long as the draft that wants least, so that what arrives meanwhile joins in.
+    The drafter goes on in slices, as long as the draft that wants least, so that what arrives meanwhile joins in; or
+    shorter, where it hears that something has come.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class DraftDesk:
         done: list[Drafted | Fault | Refused] = []
         for turn, proposal in zip(turns, proposals, strict=True):
             turn.began_s = began_s if turn.began_s is None else turn.began_s
-            turn.left = max(0, turn.left - steps)
+            turn.left = max(0, turn.left - steps) + proposal.left
             if not turn.left:
                 del self._turns[turn.message.request]
                 done.append(self._drafted(turn.message, proposal, (turn.began_s, ended_s), slice_))

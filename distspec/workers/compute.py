@@ -77,6 +77,7 @@ class Compute(threading.Thread):
         self._work, self._reply, self._broke, self._begin = work, reply, broke, begin
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._bell = Bell()
+        self._link: Link | None = None
 
     def join_as(self, link: Link) -> None:
         """Begin the life of this link: what was taken before concerns the one before."""
@@ -101,26 +102,31 @@ class Compute(threading.Thread):
     def stop(self) -> None:
         self._put(None)
 
+    def is_called(self) -> bool:
+        """Something has arrived for which a long step had better end. To be asked within a step."""
+        if self._link is not None:
+            self._link.receive()
+        return not self._inbox.empty()
+
     def run(self) -> None:
         self._begin()
-        link: Link | None = None
         while True:
-            for item in self._arrived(link, self._pause_s(link)):
+            for item in self._arrived():
                 if item is None:
                     return
                 if isinstance(item, _Joined):
-                    link = item.link
-                    self._try(link, partial(self._reset, link.incarnation))
+                    self._link = item.link
+                    self._try(item.link, partial(self._reset, item.link.incarnation))
                 elif isinstance(item, _Proof):
                     self._prove(item)
-                elif link is not None and not self._try(link, partial(self._handle, item)):
-                    link = None
-            if link is not None and self._pause_s(link) == 0 and not self._try(link, self._work.step):
-                link = None
+                elif self._link is not None and not self._try(self._link, partial(self._handle, item)):
+                    self._link = None
+            if self._link is not None and self._pause_s() == 0 and not self._try(self._link, self._work.step):
+                self._link = None
 
-    def _pause_s(self, link: Link | None) -> float | None:
+    def _pause_s(self) -> float | None:
         """How long to wait for messages before the next step; None: for ever."""
-        return self._work.hold_s() if link is not None and self._work.ready() else None
+        return self._work.hold_s() if self._link is not None and self._work.ready() else None
 
     def _put(self, *items: _Item) -> None:
         for item in items:
@@ -128,9 +134,10 @@ class Compute(threading.Thread):
         if threading.get_ident() != self.ident:
             self._bell.ring()
 
-    def _arrived(self, link: Link | None, pause_s: float | None) -> list[_Item]:
+    def _arrived(self) -> list[_Item]:
         """What there is to do, after a wait where there is nothing. A link is looked at before each wait as well: its
         descriptor says that something came since."""
+        link, pause_s = self._link, self._pause_s()
         if link is not None:
             link.receive()
         if pause_s != 0 and self._inbox.empty():

@@ -112,7 +112,7 @@ class Worker:
         spin_briefly()
         from distspec.workers.assembly import build  # torch and all that: not for the coordinator, who makes us
 
-        built = build(config, worker, threads, self._later)
+        built = build(config, worker, threads, self._later, self._is_called)
 
         def begin() -> None:
             built.begin()
@@ -126,6 +126,9 @@ class Worker:
 
     def _later(self, action: Later) -> None:
         self._compute.later(action)
+
+    def _is_called(self) -> bool:
+        return self._compute.is_called()
 
     def _broke(self, link: Link, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._end, link, f"{type(error).__name__}: {error}")

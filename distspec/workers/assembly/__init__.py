@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from distspec.config import Config
+from distspec.drafters.base import Called, never
 from distspec.engine.capture import is_out_of_memory
 from distspec.engine.sizing import ran_out
 from distspec.protocol.messages import Hello
@@ -38,8 +39,10 @@ class Built:
     begin: Callable[[], None]
 
 
-def build(config: Config, worker: str, threads: int, later: Callable[[Later], None]) -> Built:
-    """Load the worker `pool:index`. later: runs an action on its compute thread.
+def build(
+    config: Config, worker: str, threads: int, later: Callable[[Later], None], is_called: Called = never
+) -> Built:
+    """Load the worker `pool:index`. later: runs an action on its compute thread; is_called: asked there, within a step.
 
     threads: torch's in this process; -n shares the host's cores among n such workers, to load, and to compute if there
     is no GPU. Raises ConfigError, ModelNotFound, or what the device says.
@@ -52,7 +55,7 @@ def build(config: Config, worker: str, threads: int, later: Callable[[Later], No
     place: Place | None = None
     try:
         if worker.startswith("draft:"):
-            work, hello = draft_work(config, worker, device, later)
+            work, hello = draft_work(config, worker, device, later, is_called)
         else:
             work, hello, place = target_work(config, worker, device, later)
     except RuntimeError as error:

@@ -18,6 +18,7 @@ from distspec import models
 from distspec.config import FEATURE_DRAFTERS, Config, Engine, Pool
 from distspec.constraints import Compiler, Grammars
 from distspec.drafters import GUESSERS, Drafter, make
+from distspec.drafters.base import Called, never
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
@@ -59,11 +60,13 @@ def drafters_of(
     vocab_size: int,
     device: torch.device,
     grammars: Grammars | None,
+    is_called: Called = never,
 ) -> tuple[Drafter | None, Drafter | None]:
-    """The drafter and its fallback, which has no model. model: see drafters.make; vocab_size: of the target."""
+    """The drafter and its fallback, which has no model. model, is_called: see drafters.make; vocab_size: of the
+    target."""
 
     def made(config: Config, model: Llama | DraftModel | None) -> Drafter | None:
-        one = make(config, model, max_model_len=max_model_len, device=device, grammars=grammars)
+        one = make(config, model, max_model_len=max_model_len, device=device, grammars=grammars, is_called=is_called)
         odds = config.speculation.synthetic_acceptance
         if one is None or odds is None or config.speculation.drafter in GUESSERS:
             return one

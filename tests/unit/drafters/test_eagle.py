@@ -197,6 +197,21 @@ def test_a_followed_path_keeps_what_hangs_below_it_and_computes_only_the_new_row
     assert len(second.tokens) == 3
 
 
+@pytest.mark.parametrize("name", FED)
+def test_who_is_called_away_after_each_forward_goes_on_later(name: str) -> None:
+    subject, shape = drafter(name, budget=8), Shape(steps=4, topk=2, width=2, nodes=20)
+    subject._is_called = lambda: True
+    [found] = subject.propose([told(name, 1, 0, TEXT, shape, SEEDED)])
+    forwards = 1
+    while found.left:
+        assert found.tokens == ()
+        more = structs.replace(shape, steps=found.left)
+        [found] = subject.propose([told(name, 1, len(TEXT), TEXT, more, SEEDED)])
+        forwards += 1
+    assert forwards == 5, "two chunks of the text, and three of nodes"
+    assert_same(found, Book(name, SEEDED).turn(0, TEXT, shape))
+
+
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_guesses_beyond_the_draft_vocabulary_are_not_made(name: str) -> None:
     subject, wide = drafter(name), Shape(steps=1, topk=16, nodes=64)

@@ -63,6 +63,12 @@ def paths(of: Proposal) -> list[list[int]]:
     return found
 
 
+def test_what_has_not_grown_to_its_end_says_nothing() -> None:
+    unfinished = Proposal((), (), left=2)
+    assert ask(guided(Proposal((), ())), "").tokens, "the answer begins with what the grammar forces"
+    assert ask(guided(unfinished), "") == unfinished
+
+
 @st.composite
 def trees(draw: st.DrawFn) -> Proposal:
     """Any tree, some of whose branches follow an answer."""

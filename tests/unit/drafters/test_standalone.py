@@ -20,7 +20,7 @@ from tokenizers.models import BPE
 
 from distspec import drafters
 from distspec.config import load
-from distspec.drafters.base import DraftRow, Loan, Proposal
+from distspec.drafters.base import Called, DraftRow, Loan, Proposal, never
 from distspec.drafters.standalone import StandaloneDrafter, _Part
 from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment
 from distspec.engine.acceptance import ACCEPTANCES
@@ -52,11 +52,20 @@ NARROW = SamplingParams(max_tokens=99, seed=4, temperature=0.7, top_p=0.4, stop_
 
 
 def drafter(
-    page_size: int = 4, num_pages: int | None = None, slots: int = 8, budget: int = 16, scratch: int = 64
+    page_size: int = 4,
+    num_pages: int | None = None,
+    slots: int = 8,
+    budget: int = 16,
+    scratch: int = 64,
+    is_called: Called = never,
 ) -> StandaloneDrafter:
     of = engine(page_size, num_pages, slots)
     return StandaloneDrafter(
-        of, max_num_batched_tokens=budget, max_scratch_nodes=scratch, max_model_len=SHAPE.max_position
+        of,
+        max_num_batched_tokens=budget,
+        max_scratch_nodes=scratch,
+        max_model_len=SHAPE.max_position,
+        is_called=is_called,
     )
 
 
@@ -256,6 +265,44 @@ def test_growing_in_slices_is_growing_at_once() -> None:
     for steps in (1, 3, 2):
         [last] = propose(sliced, DraftRow(1, len(TEXT), (), structs.replace(shape, steps=steps), SEEDED))
     assert [last] == propose(whole, DraftRow(1, 0, TEXT, shape, SEEDED))
+
+
+@pytest.mark.parametrize("odds", [(), (0.6, 0.25, 0.1)], ids=["dynamic", "static"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, NARROW, EDITED], ids=["greedy", "seeded", "narrow", "edited"])
+@pytest.mark.parametrize("often", [0.0, 0.5, 1.0])
+def test_who_is_called_away_goes_on_later_and_computes_nothing_twice(
+    odds: tuple[float, ...], params: SamplingParams, often: float
+) -> None:
+    dice, counter, book, rows = random.Random(5), Counter(), Book(params), 0
+    subject = drafter(budget=8, is_called=lambda: dice.random() < often)
+    counter.watch(subject)
+    shape, found = Shape(steps=5, topk=2, width=3, odds=odds), Proposal((), ())
+    text: Path = ()
+    for _ in range(4):
+        told, left, turns = len(text), shape.steps, 0
+        tail = max(paths(found), key=len)[:2] if text else TEXT
+        text = (*text, *tail)
+        while left or not turns:
+            row = DraftRow(1, told, text[told:], structs.replace(shape, steps=left), params)
+            [found] = propose(subject, row)
+            assert not (found.left and found.tokens)
+            told, left, turns = len(text), found.left, turns + 1
+        assert_same(found, book.turn(len(text) - len(tail), tail, shape))
+        rows += book.rows
+        assert turns == 1 if not often else turns <= (6 if odds else 7)
+    assert counter.rows == rows
+
+
+@pytest.mark.parametrize(("odds", "most"), [((), 1), ((0.6, 0.25, 0.1), 2)], ids=["dynamic", "static"])
+def test_who_is_called_away_begins_no_forward_more(odds: tuple[float, ...], most: int) -> None:
+    """What was launched before the call is waited for."""
+    calls = iter([False, False, True])
+    subject, forwards = drafter(is_called=lambda: next(calls)), Counter()
+    forwards.watch(subject)
+    shape = Shape(steps=9, topk=1, odds=odds)
+    [found] = propose(subject, DraftRow(1, 0, TEXT, shape, GREEDY))
+    assert found == Proposal((), (), left=9 - 2 - most)
+    assert forwards.take() == len(TEXT) + 1 + most
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])

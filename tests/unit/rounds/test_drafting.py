@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from distspec.drafters.base import Drafter, DraftRow, Proposal
 from distspec.protocol.messages import (
@@ -178,6 +180,36 @@ def test_a_newer_draft_takes_the_place_of_one_that_is_half_done() -> None:
     subject.receive(message(2, 12, 0, [1], shape=Shape(steps=2)))
     subject.step()
     subject.receive(message(1, 14, 2, [7], shape=Shape(steps=1)))
+    assert drafted(subject.step()) == {14: (7,)}
+    assert not subject.ready()
+
+
+class Interrupted(Grows):
+    """Grows a level of each tree in a call, as one that is called away after each forward."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        ones = [replace(row, shape=structs.replace(row.shape, steps=1)) for row in rows]
+        lefts = [row.shape.steps - 1 for row in rows]
+        return [
+            Proposal((), (), left=left) if left else whole
+            for left, whole in zip(lefts, super().propose(ones), strict=True)
+        ]
+
+
+def test_a_draft_of_a_drafter_that_is_called_away_goes_on_until_it_is_whole_or_overtaken() -> None:
+    drafter = Interrupted()
+    subject = DraftDesk(drafter, Ticks())
+    subject.receive(message(1, 11, 0, [1, 2], shape=Shape(steps=3)))
+    assert subject.step() == []
+    subject.receive(message(2, 12, 0, [1], shape=Shape(steps=2)))
+    assert subject.step() == []
+    replies = subject.step()
+    assert drafted(replies) == {11: (7,) * 3, 12: (7,) * 2}
+    assert [reply.span for reply in replies if isinstance(reply, Drafted)] == [(1.0, 6.0), (3.0, 6.0)]
+    assert not subject.ready()
+    subject.receive(message(1, 13, 2, [3], shape=Shape(steps=5)))
+    assert subject.step() == []
+    subject.receive(message(1, 14, 3, [4], shape=Shape(steps=1)))
     assert drafted(subject.step()) == {14: (7,)}
     assert not subject.ready()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,19 +16,22 @@ from distspec.workers.compute import Compute
 
 
 class Life:
-    """Stands for a link on which nothing arrives, where only its incarnation matters."""
+    """Stands for a link of which only the incarnation matters, and what it brings when it is looked at: `letters`."""
 
     descriptor = None
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
+        self.letters: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    def receive(self) -> None: ...
+    def receive(self) -> None:
+        while not self.letters.empty():
+            self.letters.get()()
 
 
 class Echo:
     """Answers at once what is even, after a step what is odd, and breaks at `boom`. least: of what waits, that a step
-    waits for."""
+    waits for. is_called: ends its steps, each of which has `begun`."""
 
     def __init__(self) -> None:
         self.waiting: list[str] = []
@@ -36,6 +40,8 @@ class Echo:
         self.steps = 0
         self.leaks = False
         self.least = 0
+        self.begun: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.is_called: Callable[[], bool] = lambda: True
 
     def receive(self, message: Message) -> Sequence[Message]:
         self.threads.add(threading.get_ident())
@@ -56,6 +62,10 @@ class Echo:
     def step(self) -> Sequence[Message]:
         self.threads.add(threading.get_ident())
         self.steps += 1
+        self.begun.put(self.steps)
+        ends_s = time.monotonic() + 30
+        while not self.is_called():
+            assert time.monotonic() < ends_s
         said, self.waiting = self.waiting, []
         return [Fault(reason=key) for key in said]
 
@@ -185,3 +195,18 @@ def test_a_step_that_is_worth_a_wait_begins_when_the_others_have_come(desk: Desk
     desk.take(5)
     assert desk.hear(3) == [(1, "1"), (1, "3"), (1, "5")]
     assert desk.work.steps == 1
+
+
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_long_step_hears_that_something_has_arrived(desk: Desk, by_link: bool) -> None:
+    """Whoever brings it: another thread, or the link that this one looks at."""
+    life, desk.work.is_called = Life(1), desk.compute.is_called
+    desk.compute.join_as(cast(Any, life))
+    desk.take(1)
+    assert desk.work.begun.get(timeout=30) == 1
+    assert desk.said.empty()
+    if by_link:
+        life.letters.put(lambda: desk.take(2))
+    else:
+        desk.take(2)
+    assert desk.hear(2) == [(1, "1"), (1, "2")]
