@@ -59,6 +59,7 @@ class _Session:
     heard_s: float
     sent: int = 0
     received: int = 1
+    failed: bool = False
     outbox: list[Message] = field(default_factory=list)
 
 
@@ -126,7 +127,8 @@ class Hub:
         return True
 
     def flush(self) -> None:
-        """Send what is queued at once, and not only in the next turn of the event loop."""
+        """Send what is queued at once, and not only in the next turn of the event loop. Of a link that ends so the
+        handler is told in a later turn, since it may be in the middle of an event."""
         self._flushing = False
         for session in list(self._sessions.values()):
             if session.outbox:
@@ -146,6 +148,8 @@ class Hub:
 
     def _send_now(self, session: _Session) -> None:
         messages, session.outbox = session.outbox, []
+        if session.failed:
+            return
         try:
             frames = encode_all(
                 messages, term=self.term, incarnation=session.peer.incarnation, sequence=session.sent + 1
@@ -154,11 +158,16 @@ class Hub:
             for frame in frames:
                 self._pump.send([session.identity, frame])
         except BadMessage as error:
-            self._lose(session, f"a message that cannot be sent: {error}")
+            self._fail(session, f"a message that cannot be sent: {error}")
         except zmq.Again:
-            self._lose(session, f"{MAX_QUEUED_FRAMES} frames unread")
+            self._fail(session, f"{MAX_QUEUED_FRAMES} frames unread")
         except zmq.ZMQError:
-            self._lose(session, "connection closed")
+            self._fail(session, "connection closed")
+
+    def _fail(self, session: _Session, reason: str) -> None:
+        """What comes after a message that was not sent is not sent either."""
+        session.failed = True
+        self._loop.call_soon(self._lose, session, reason)
 
     def _receive(self, parts: list[bytes]) -> None:
         if len(parts) != 2:

@@ -160,6 +160,26 @@ async def test_a_flush_sends_once_what_is_queued(fleet: Fleet) -> None:
     assert inbox == [Cancel(key=str(i)) for i in range(3)]
 
 
+async def test_a_link_that_fails_ends_when_its_handler_has_done_what_it_does(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would hear that a peer left before it has said that it joined."""
+
+    def joined(peer: Peer, hello: Any) -> None:
+        for message in (Fault(reason="\ud800"), Cancel(key="after what was not sent")):
+            assert fleet.hub.send(peer.name, message)
+            fleet.hub.flush()
+        fleet.handler._note("joined", peer, hello)
+
+    monkeypatch.setattr(fleet.handler, "joined", joined)
+    link, inbox, lost = fleet.link()
+    with pytest.raises(LinkLost, match="cannot be sent"):
+        await link.open()
+    assert [what for what, _, _ in fleet.handler.log] == ["joined", "left"]
+    assert not inbox
+    assert not lost.done()
+
+
 @pytest.mark.parametrize("jump", [1, -1])
 async def test_a_gap_or_a_repeated_frame_ends_the_link_on_both_sides(fleet: Fleet, jump: int) -> None:
     link, _, lost = fleet.link()
