@@ -105,7 +105,8 @@ class Link:
         self._outbox.extend(messages)
 
     def say(self, messages: Sequence[Message]) -> None:
-        """Send messages at once, in one frame, from any thread; before the Welcome they go nowhere either."""
+        """Send messages at once, in one frame; before the Welcome they go nowhere either. From any thread, where one
+        receives by itself: without `wake` the event loop must not be left asleep beside what has come."""
         if self._pulse is not None:
             self._put(messages)
 
@@ -204,6 +205,7 @@ class Link:
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_DISCONNECTED:
             # What it said last may still be queued here, and may say why.
+            self.receive()
             self._loop.call_soon(self._lose, LinkLost("connection closed"))
         else:
             self._lose(LinkLost("the keys of this link are not the fleet's", refused=True))

@@ -277,12 +277,14 @@ async def test_a_closed_peer_is_noticed_without_waiting_for_the_timeout(fleet: F
 
 
 async def test_a_closed_hub_is_noticed(fleet: Fleet) -> None:
-    hub = Hub(fleet.keys, TERM, heartbeat_s=0.05, timeout_s=5.0)
-    endpoint = hub.start(Recorder())
-    link, _, lost = fleet.link(endpoint=endpoint)
-    await link.open()
-    hub.close()
-    assert "closed" in str(await lost)
+    """Whoever reads, if anybody does: what came last says why."""
+    for wake in (None, lambda: None):
+        hub = Hub(fleet.keys, TERM, heartbeat_s=0.05, timeout_s=5.0)
+        endpoint = hub.start(Recorder())
+        link, _, lost = fleet.link(endpoint=endpoint, wake=wake)
+        await link.open()
+        hub.close()
+        assert str(await lost) == "the coordinator closed"
 
 
 async def test_reset_tells_both_sides_and_the_peer_may_return(fleet: Fleet) -> None:
@@ -475,7 +477,7 @@ async def test_whoever_swallows_the_signal_of_a_frame_wakes_its_reader(fleet: Fl
 
 
 async def test_many_threads_may_speak_on_one_link(fleet: Fleet) -> None:
-    link, _, lost = fleet.link()
+    link, _, lost = fleet.link(wake=lambda: None)
     await link.open()
 
     def speak(who: int) -> None:
@@ -505,7 +507,7 @@ async def test_a_thread_that_is_busy_keeps_its_link_and_hears_of_its_end() -> No
 
 
 async def test_what_cannot_be_said_ends_the_link_once_on_its_event_loop(fleet: Fleet) -> None:
-    link, _, lost = fleet.link()
+    link, _, lost = fleet.link(wake=lambda: None)
     link.say([Fault(reason="before the Welcome")])
     await link.open()
     for _ in range(2):
