@@ -19,8 +19,9 @@ from distspec.kernels.pages import BITS
 
 _ROWS = 16
 _WARPS = 8
-_PROGRAMS = 512
-"""A link between GPUs is filled by some megabytes under way; what computes meanwhile wants the multiprocessors too."""
+_PROGRAMS = 132
+"""A link between GPUs is filled by some megabytes under way, NVLink 4 as well by so many programs as by a hundred times
+as many; what computes meanwhile wants the multiprocessors too."""
 _TURNS = 1 << 19
 """Of a wait. Each asks another device, and this one's host, a microsecond at least."""
 Spots = tuple[Sequence[int], int, int]

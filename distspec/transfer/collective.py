@@ -31,6 +31,8 @@ from distspec.transfer.meeting import Place, Served
 from distspec.transfer.source import Source
 
 _JOIN_S = 1.0
+_LET_GO_S = 15.0
+"""A process that ends while one of its threads takes a link of NCCL down is aborted by the C++ runtime."""
 
 
 class Collective:
@@ -82,12 +84,14 @@ class Collective:
         life.end()
 
     def shutdown(self) -> None:
-        """Close everything; waits a moment for the threads to let go of their links."""
+        """Close everything; waits a moment for the threads, longer for those that let go of their links."""
         lanes = list(self._life.lanes.values())
         self.reset(0)
         self._ways.board.close()
         for lane in lanes:
             lane.join(_JOIN_S)
+            if lane.is_letting_go:
+                lane.join(_LET_GO_S)
 
     def _open(self, kind: type[Source] | type[Destination], ticket: Outgoing | Incoming) -> Entry:
         life = self._life

@@ -186,6 +186,7 @@ class Lane(threading.Thread):
         self._prefix = f"{source.worker}.{source.incarnation}>{destination.worker}.{destination.incarnation}"
         self._queue: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
         self._present: Link | None = None
+        self.is_letting_go = False
         self._number = 0
         self._turn = 0
         self.start()
@@ -198,10 +199,12 @@ class Lane(threading.Thread):
         link, self._present = self._present, None
         if link is None:
             return
+        self.is_letting_go = True
         try:
             link.abort()
         except Exception:  # of a device that broke, too; the lane must still say so of its tickets
             log.exception("a link with %s could not be ended", self._peer.worker)
+        self.is_letting_go = False
 
     def _link(self, number: int, board: Board) -> Link:
         """The link of this number: the present one, or a new one that both sides come to."""

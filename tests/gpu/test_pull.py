@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.kernels.test_pull import check_pull
+from tests.unit.kernels.test_pull import check_pull, check_wait
 
 pytestmark = pytest.mark.needs("gpu")
 
@@ -15,3 +15,7 @@ pytestmark = pytest.mark.needs("gpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pages_come_straight_from_another_pool(count: int, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     check_pull(count, shape, (16, 48), dtype, torch.device("cuda"))
+
+
+def test_a_wait_ends_with_the_count_or_a_word_of_the_host_or_its_turns() -> None:
+    check_wait(torch.device("cuda"))

@@ -161,6 +161,7 @@ class Destination:
         self.aside = Aside(self.device)
         self.transport = transport("b", kind, self.device, self.places)
         self.pages: dict[tuple[str, int], Pages] = {}
+        self.ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     @contextmanager
     def source(self, name: str, kind: str, gpu: int, life: int = 1, dies: bool = False) -> Iterator[Any]:
@@ -228,6 +229,100 @@ def test_a_source_that_dies_fails_its_tickets_and_leaves_nothing_and_its_next_li
         used.append(_settled(used[0] + (32 << 20) if used else 0))
     assert used[1] - used[0] < 32 << 20, f"memory in use grew: {used}"
     b.transport.shutdown()
+
+
+def _computing(pipe: Any, cycles: int, dies: bool) -> None:
+    """Worker a on the second GPU, three tickets: of the second it is said that it is offered, which is so many cycles
+    before it is computed, and when it is; of each how it ended."""
+    faulthandler.dump_traceback_later(WAIT_S - 5.0)
+    device = torch.device("cuda", 1)
+    torch.cuda.set_device(device)
+    aside, places = Aside(device), dict[str, Place]()
+    mine = transport("a", "ipc", device, places)
+    pipe.send(mine.place)
+    places["b"] = pipe.recv()
+    ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    for ticket in range(TICKETS):
+        pages, found = Pages(16, device, aside), content(ticket, device)
+        torch.cuda.synchronize()
+        if ticket == 1:
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        pages.pool.scatter(pages.places, found)
+        computed = aside.mark()
+        mine.send(Outgoing(ticket, End("b", 1), PIECES, pages.read, ended.put, pages.lies))
+        mine.advance(ticket, SHAPE[2], computed)
+        if ticket == 1:
+            pipe.send("offered")
+            if dies:
+                time.sleep(0.3)
+                os._exit(9)
+            computed()
+            pipe.send("computed")
+        pipe.send(ended.get(timeout=WAIT_S))
+    pipe.recv()
+    mine.shutdown()
+
+
+@contextmanager
+def _met(cycles: int, dies: bool = False) -> Iterator[tuple[Destination, Any]]:
+    """The first ticket has arrived, the second is waited for."""
+    b = Destination("ipc")
+    here, there = SPAWN.Pipe()
+    child = SPAWN.Process(target=_computing, args=(there, cycles, dies), daemon=True)
+    child.start()
+    there.close()
+    try:
+        b.places["a"] = _said(here)
+        b.ended = b.expect("a")
+        here.send(b.transport.place)
+        assert _said(here) is None
+        assert b.ended.get(timeout=WAIT_S) is None
+        assert _said(here) == "offered"
+        lanes = list(b.transport._life.lanes.values())
+        deadline_s = time.monotonic() + WAIT_S
+        while not any(getattr(lane, "_under_way", ()) for lane in lanes):
+            assert time.monotonic() < deadline_s
+        yield b, here
+        if not dies:
+            here.send(None)
+        child.join(WAIT_S)
+        assert child.exitcode == (9 if dies else 0)
+    finally:
+        child.kill()
+        child.join()
+        b.transport.shutdown()
+
+
+@pytest.mark.needs("gpu2")
+@pytest.mark.parametrize("cycles", [500_000_000, 6_000_000_000])
+def test_what_is_shown_before_it_is_computed_arrives_as_it_was_computed(cycles: int) -> None:
+    """However long that takes: who reads it waits a moment, and is told again."""
+    with _met(cycles) as (b, a):
+        assert _said(a) == "computed"
+        assert [_said(a), _said(a)] == [None] * 2
+        assert [b.ended.get(timeout=WAIT_S) for _ in range(2)] == [None] * 2
+        b.check("a")
+
+
+@pytest.mark.needs("gpu2")
+def test_a_ticket_is_closed_at_once_though_its_source_computes() -> None:
+    with _met(6_000_000_000) as (b, a):
+        pages = b.pages["a", 1]
+        assert b.transport.close(1)
+        assert not a.poll(), "it waited for the source"
+        before = pages.pool.data.clone()
+        assert _said(a) == "computed"
+        assert "no use" in _said(a)
+        assert _said(a) is None
+        assert b.ended.get(timeout=WAIT_S) is None
+        torch.cuda.synchronize()
+        assert torch.equal(pages.pool.data, before)
+
+
+@pytest.mark.needs("gpu2")
+def test_a_source_that_dies_while_it_computes_what_is_waited_for_fails_its_tickets() -> None:
+    with _met(6_000_000_000, dies=True) as (b, _):
+        assert all(b.ended.get(timeout=WAIT_S) is not None for _ in range(2))
 
 
 class Kept(CudaMemory):

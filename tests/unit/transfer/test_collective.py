@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from distspec.transfer import collective
 from distspec.transfer.base import End, Incoming, Lies, Outgoing
 from distspec.transfer.collective import Collective
 from distspec.transfer.destination import Destination
@@ -256,6 +257,23 @@ def test_a_lane_outlives_a_link_that_cannot_be_ended(fleet: Fleet, monkeypatch: 
         assert broken.sent.get(timeout=30) is not None
         assert broken.received.get(timeout=30) is not None
     move(a, b, 3)
+
+
+def test_who_shuts_down_waits_for_links_that_are_being_let_go(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = fleet.worker("a"), fleet.worker("b")
+    move(a, b, 1)
+    lanes = list(a._life.lanes.values())
+
+    def slow(_: object) -> None:
+        threading.Event().wait(0.5)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(collective, "_JOIN_S", 0.1)
+        patched.setattr(Gloo, "abort", slow)
+        patched.setattr(Window, "abort", slow)
+        a.shutdown()
+    fleet.members.remove(a)
+    assert not any(lane.is_alive() for lane in lanes)
 
 
 def test_a_new_life_has_new_links_and_forgets_old_tickets(fleet: Fleet) -> None:
