@@ -13,6 +13,7 @@ import pkgutil
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -196,14 +197,16 @@ def any_rows() -> None:
 
 
 def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
-    """A chain that the device plans, and trees, whole and in two parts."""
+    """Chains that the device plans, short and long, few and many, and trees, whole and in two parts."""
     pool = KVPool(1, 64, kv_heads, dim, latent=latent, dtype=torch.bfloat16, device=torch.device("cpu"))
     backend = TritonBackend(pool, 16, heads)
     places = Places(integers(3, 4), integers(3), integers(2), 0)
     backend.steps(places, 3)
     tree = Span([0, 1], 10, 1, ([10], [10, 11]), [9, 10, 11])
-    for plan, rows in ((backend.chains(places, 2), 4), (backend.plan([tree]), 3)):
-        backend.read(plan, 0, halves(rows, heads, dim))
+    backend.read(backend.plan([tree]), 0, halves(3, heads, dim))
+    for chains, count in ((2, 1), (2, 2), (2, 12), (2, 24), (2, 64), (9, 1), (9, 12)):
+        plan = backend.chains(replace(places, rows=integers(chains)), count)
+        backend.read(plan, 0, halves(chains * count, heads, dim))
     nodes = Nodes(pool, 16, heads)
     for count in (2, 30):
         span = Span([0, 1], 1, 1, tuple([1 + node] for node in range(count)), [])

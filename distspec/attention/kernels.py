@@ -16,62 +16,82 @@ from distspec.kernels.launch import in_turn
 
 
 @triton.jit
-def _keyed(q, keys, values, pages, index, inside, stride, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-           PAGE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
-    """Scores with the keys at these indices, unscaled [M, N], and their values [N, DIM_PAD]."""
+def _queries(q, row, head, valid, q_row, q_head, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
+             REST_PAD: tl.constexpr):  # fmt: skip
+    """Of these rows and heads [M] the first DIM numbers [M, DIM_PAD] and the REST behind them [M, REST_PAD]. REST 0:
+    the first ones twice."""
     dim = tl.arange(0, DIM_PAD)
-    if MASKED or DIM != DIM_PAD:
-        page = tl.load(pages + index // PAGE, mask=inside, other=0).to(OFFSET)
-        where = (page * PAGE + index % PAGE) * stride
-        there = inside[:, None] & (dim < DIM)[None, :]
-        k = tl.load(keys + where[None, :] + dim[:, None], mask=tl.trans(there), other=0.0)
-        v = tl.load(values + where[:, None] + dim[None, :], mask=there, other=0.0)
-    else:
-        where = (tl.load(pages + index // PAGE).to(OFFSET) * PAGE + index % PAGE) * stride
-        k = tl.load(keys + where[None, :] + dim[:, None])
-        v = tl.load(values + where[:, None] + dim[None, :])
-    return tl.dot(q, k, input_precision=PRECISION), v
-
-
-@triton.jit
-def _latent(q, q_rest, keys, pages, index, inside, stride, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-            REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr,
-            PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
-    """As _keyed, of latents: what is read once is value and most of the key."""
-    dim, rest = tl.arange(0, DIM_PAD), DIM + tl.arange(0, REST_PAD)
-    if MASKED or DIM != DIM_PAD or REST != REST_PAD:
-        page = tl.load(pages + index // PAGE, mask=inside, other=0).to(OFFSET)
-        where = (page * PAGE + index % PAGE) * stride
-        v = tl.load(keys + where[:, None] + dim[None, :], mask=inside[:, None] & (dim < DIM)[None, :], other=0.0)
-        more = inside[None, :] & (rest < DIM + REST)[:, None]
-        k = tl.load(keys + where[None, :] + rest[:, None], mask=more, other=0.0)
-    else:
-        where = (tl.load(pages + index // PAGE).to(OFFSET) * PAGE + index % PAGE) * stride
-        v = tl.load(keys + where[:, None] + dim[None, :])
-        k = tl.load(keys + where[None, :] + rest[:, None])
-    scores = tl.dot(q, tl.trans(v), input_precision=PRECISION)
-    return tl.dot(q_rest, k, scores, input_precision=PRECISION), v
-
-
-@triton.jit
-def _block(q, q_rest, keys, values, pages, masks, valid, limit, length, start, end, words, stride, scale, top, total,
-           acc, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
-           PAGE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-           OFFSET: tl.constexpr):  # fmt: skip
-    """One step of the online softmax: N keys from `start` on. MASKED: not all rows see all of them."""
-    index = start + tl.arange(0, N)
-    inside = index < end
+    at = q + (row * q_row + head * q_head)[:, None]
+    x = tl.load(at + dim[None, :], mask=valid[:, None] & (dim < DIM)[None, :], other=0.0)
     if REST:
-        scores, v = _latent(q, q_rest, keys, pages, index, inside, stride, DIM, DIM_PAD, REST, REST_PAD, PAGE, MASKED,
-                            PRECISION, OFFSET)  # fmt: skip
+        rest = tl.arange(0, REST_PAD)
+        return x, tl.load(at + (DIM + rest)[None, :], mask=valid[:, None] & (rest < REST)[None, :], other=0.0)
     else:
-        scores, v = _keyed(q, keys, values, pages, index, inside, stride, DIM, DIM_PAD, PAGE, MASKED, PRECISION,
-                           OFFSET)  # fmt: skip
+        return x, x
+
+
+@triton.jit
+def _pages(pages, start, end, N: tl.constexpr, PAGE: tl.constexpr):
+    """The pages of N keys from `start` on, of those below `end`, each in a low and a high half.
+
+    Whole numbers of pages Triton would fetch through shared memory, a block ahead, and then not the keys, which depend
+    on them: that is what it does to loads of 32 bits and more.
+    """
+    lane = tl.arange(0, N)
+    # `start` is a multiple of N: one division, mostly.
+    index = start // PAGE + lane // PAGE if N % PAGE == 0 else (start + lane) // PAGE
+    halves = pages.to(tl.pointer_type(tl.uint16), bitcast=True) + index * 4
+    there = start + lane < end
+    return tl.load(halves, mask=there, other=0), tl.load(halves + 1, mask=there, other=0)
+
+
+@triton.jit
+def _places(low, high, start, stride, N: tl.constexpr, PAGE: tl.constexpr, OFFSET: tl.constexpr):
+    """Where N keys from `start` on begin, in these pages."""
+    page = low.to(OFFSET) | (high.to(OFFSET) << 16)
+    lane = tl.arange(0, N)
+    if N % PAGE == 0:
+        return page * (PAGE * stride) + lane % PAGE * stride
+    else:
+        return (page * PAGE + (start + lane) % PAGE) * stride
+
+
+@triton.jit
+def _fetch(base, places, there, DIM: tl.constexpr, DIM_PAD: tl.constexpr, MASKED: tl.constexpr):
+    """DIM numbers from each of these places on [N, DIM_PAD]. MASKED: only where they are there."""
+    dim = tl.arange(0, DIM_PAD)
+    at = base + places[:, None] + dim[None, :]
     if MASKED:
-        scratch = index - length
-        look = valid[:, None] & (inside & (scratch >= 0))[None, :]
-        bits = tl.load(masks[:, None] + (scratch // 32)[None, :], mask=look, other=0)
-        seen = (index[None, :] < limit[:, None]) | (((bits >> (scratch % 32)[None, :]) & 1) == 1)
+        return tl.load(at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
+    elif DIM != DIM_PAD:
+        return tl.load(at, mask=(dim < DIM)[None, :], other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def _found(keys, values, places, there, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
+           REST_PAD: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """What these places hold: keys and values [N, DIM_PAD]; or, of latents, what is key and value, and the rest of the
+    key [N, REST_PAD]."""
+    k = _fetch(keys, places, there, DIM, DIM_PAD, MASKED)
+    if REST:
+        return k, _fetch(keys + DIM, places, there, REST, REST_PAD, MASKED)
+    else:
+        return k, _fetch(values, places, there, DIM, DIM_PAD, MASKED)
+
+
+@triton.jit
+def _step(x, x_rest, k, other, seen, scale, top, total, acc, REST: tl.constexpr, MASKED: tl.constexpr,
+          PRECISION: tl.constexpr):  # fmt: skip
+    """One step of the online softmax, over what _found found. MASKED: rows see only some of it, seen [M, N]."""
+    scores = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+    if REST:
+        scores = tl.dot(x_rest, tl.trans(other), scores, input_precision=PRECISION)
+        v = k
+    else:
+        v = other
+    if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     best = tl.maximum(top, tl.max(scores, 1) * scale)
     # A row that has seen nothing yet: -inf minus -inf is no number.
@@ -81,6 +101,32 @@ def _block(q, q_rest, keys, values, pages, masks, valid, limit, length, start, e
     total = total * keep + tl.sum(weight, 1)
     acc = tl.dot(weight.to(v.dtype), v, acc * keep[:, None], input_precision=PRECISION)
     return best, total, acc
+
+
+@triton.jit
+def _last(x, x_rest, keys, values, pages, limit, masks, valid, begin, length, end, words, stride, scale, top, total,
+          acc, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+          PAGE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr):  # fmt: skip
+    """The walk from `begin` to `end` where rows see different keys: those below their limit, and of the scratch, which
+    begins at `length`, those in their masks. N: keys read at once, up to 64.
+
+    Blocks are laid so that one of them begins with the scratch: a row's bits of a block are then in one word, or two.
+    """
+    lane = tl.arange(0, N)
+    for start in tl.range(begin - ((begin - length) & (N - 1)), end, N, num_stages=1):
+        index, above = start + lane, start - length
+        there = (index >= begin) & (index < end)
+        word = above >> 5
+        bits = tl.load(masks + word, mask=valid & (above >= 0), other=0) >> (above & 31)
+        if N > 32:
+            bits |= tl.load(masks + word + 1, mask=valid & (above >= 0) & (word + 1 < words), other=0) << 32
+        seen = (index[None, :] < limit[:, None]) | (((bits[:, None] >> lane[None, :]) & 1) == 1)
+        page = tl.load(pages + index // PAGE, mask=there, other=0).to(OFFSET)
+        places = (page * PAGE + index % PAGE) * stride
+        k, other = _found(keys, values, places, there, DIM, DIM_PAD, REST, REST_PAD, True)
+        top, total, acc = _step(x, x_rest, k, other, seen & there[None, :], scale, top, total, acc, REST, True,
+                                PRECISION)  # fmt: skip
+    return top, total, acc
 
 
 @triton.jit
@@ -123,17 +169,18 @@ def _merge(partial, sums, at, splits, valid, step, start, best, total, M: tl.con
 @triton.jit(do_not_specialize=["words"])
 def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
            GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
-           REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
-           TOGETHER: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr,
-           EARLY: tl.constexpr):  # fmt: skip
+           REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, LAST: tl.constexpr,
+           WIDTH: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+           OFFSET: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """One item for one group of query heads: rows of a tile x heads of the group, M at most, against its keys.
 
     Grid (items, GROUPS). q: [rows, heads, DIM + REST] with strides q_row, q_head, 1. REST 0: a group has a KV head of
     its own, keys, values: [locations, GROUPS, DIM]; else all groups share latents, of which values are the first DIM
     numbers, keys: [locations, DIM + REST]. out: [rows, heads * DIM]; pages, limits, masks, items: int64, see tiles.py.
     partial: float32 [splits, GROUPS, M, DIM_PAD], sums: float32 [splits, GROUPS, M], counts: int32 [splits, GROUPS], 0
-    before and after. WIDTH: numbers of a row merged at once. scale: of the scores, times log2(e). OFFSET: integers that
-    hold every offset in the keys. Items and limits are read ahead of kernels.launch.in_turn.
+    before and after. N: keys read at once where all rows see them; splits begin at multiples of it. LAST: elsewhere, up
+    to 64. WIDTH: numbers of a row merged at once. scale: of the scores, times log2(e). OFFSET: integers that hold every
+    offset in the keys. Items, limits and the first pages are read ahead of kernels.launch.in_turn.
     """
     group = tl.program_id(1)
     item = items + tl.program_id(0) * 10
@@ -146,42 +193,37 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
     own = row + lane // GROUP
     heads = group * GROUP + lane % GROUP
     valid = lane < rows * GROUP
-    shape = valid[:, None] & (dim < DIM)[None, :]
     limit = tl.load(limits + own, mask=valid, other=0)
+    full = begin + tl.maximum(tl.minimum(end, least) - begin, 0) // N * N
+    low, high = _pages(pages, begin, full, N, PAGE)
     in_turn(EARLY)
     if rows == 0:
         return
-    x_at = q + (own * q_row + heads * q_head)[:, None]
-    x = tl.load(x_at + dim[None, :], mask=shape, other=0.0)
+    x, x_rest = _queries(q, own, heads, valid, q_row, q_head, DIM, DIM_PAD, REST, REST_PAD)
     if REST:
-        rest = tl.arange(0, REST_PAD)
-        x_rest = tl.load(x_at + (DIM + rest)[None, :], mask=valid[:, None] & (rest < REST)[None, :], other=0.0)
         stride = DIM + REST
     else:
-        x_rest = x
         stride = GROUPS * DIM
         keys += group * DIM
         values += group * DIM
-    mask = masks + own * words
 
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, DIM_PAD], tl.float32)
-    full = begin + tl.maximum(tl.minimum(end, least) - begin, 0) // N * N
     for start in tl.range(begin, full, N, num_stages=STAGES):
-        top, total, acc = _block(x, x_rest, keys, values, pages, mask, valid, limit, length, start, end, words, stride,
-                                 scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, False, PRECISION,
-                                 OFFSET)  # fmt: skip
-    for start in tl.range(full, end, N, num_stages=1):
-        top, total, acc = _block(x, x_rest, keys, values, pages, mask, valid, limit, length, start, end, words, stride,
-                                 scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, True, PRECISION,
-                                 OFFSET)  # fmt: skip
+        places = _places(low, high, start, stride, N, PAGE, OFFSET)
+        k, other = _found(keys, values, places, None, DIM, DIM_PAD, REST, REST_PAD, False)
+        low, high = _pages(pages, start + N, full, N, PAGE)
+        top, total, acc = _step(x, x_rest, k, other, None, scale, top, total, acc, REST, False, PRECISION)
+    top, total, acc = _last(x, x_rest, keys, values, pages, limit, masks + own * words, valid, full, length, end, words,
+                            stride, scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, LAST, PRECISION,
+                            OFFSET)  # fmt: skip
 
     total = tl.where(total == 0, 1.0, total)  # rows that see none of these keys
     result = acc / total[:, None]
     target = out + own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM
     if splits == 1:
-        tl.store(target + dim[None, :], result.to(out.dtype.element_ty), mask=shape)
+        tl.store(target + dim[None, :], result.to(out.dtype.element_ty), mask=valid[:, None] & (dim < DIM)[None, :])
     else:
         place = ((at + split) * GROUPS + group) * M + lane
         tl.store(partial + place[:, None] * DIM_PAD + dim[None, :], result, mask=valid[:, None])
@@ -220,29 +262,23 @@ def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, 
     heads = group * GROUP + lane % GROUP
     valid = lane < rows * GROUP
     shape = valid[:, None] & (dim < DIM)[None, :]
-    x_at = q + (at * q_row + heads * q_head)[:, None]
-    x = tl.load(x_at + dim[None, :], mask=shape, other=0.0)
+    x, x_rest = _queries(q, at, heads, valid, q_row, q_head, DIM, DIM_PAD, REST, REST_PAD)
     if REST:
-        rest = tl.arange(0, REST_PAD)
-        x_rest = tl.load(x_at + (DIM + rest)[None, :], mask=valid[:, None] & (rest < REST)[None, :], other=0.0)
         stride = DIM + REST
     else:
-        x_rest = x
         stride = GROUPS * DIM
         keys += group * DIM
         values += group * DIM
     limit = tl.load(limits + own, mask=valid, other=0)
-    mask = masks + own * words
 
     some = valid & (own < read)
     top = tl.load(sums + own * sums_row + heads * sums_head, mask=some, other=float("-inf")) * unit
     total = tl.where(some, 1.0, 0.0)
     target = own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
     acc = tl.load(first + target, mask=shape & some[:, None], other=0.0).to(tl.float32)
-    for start in tl.range(begin, end, N, num_stages=1):
-        top, total, acc = _block(x, x_rest, keys, values, pages, mask, valid, limit, length, start, end, words, stride,
-                                 scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, True, PRECISION,
-                                 OFFSET)  # fmt: skip
+    top, total, acc = _last(x, x_rest, keys, values, pages, limit, masks + own * words, valid, begin, length, end,
+                            words, stride, scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, N, PRECISION,
+                            OFFSET)  # fmt: skip
     acc /= tl.where(total == 0, 1.0, total)[:, None]
     target = at[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM + dim[None, :]
     tl.store(out + target, acc.to(out.dtype.element_ty), mask=shape)

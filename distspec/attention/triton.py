@@ -27,7 +27,8 @@ from distspec.kv.pool import KVPool
 class _Shape:
     """How programs of so many rows x query heads of a group (`lanes`) run. block: keys read at once; warps; stages:
     blocks on their way; resident: programs that share a multiprocessor, so that one computes while another waits for
-    its keys; together: splits that a merge waits for at once; width: numbers of a row that it merges at once, 0: all.
+    its keys; together: splits that a merge waits for at once; width: numbers of a row that it merges at once, 0: all;
+    shared: block and stages of programs that share a multiprocessor, where there are more of them than of those.
     """
 
     lanes: int
@@ -37,14 +38,19 @@ class _Shape:
     resident: int
     together: int
     width: int = 0
+    shared: tuple[int, int] | None = None
 
 
 _HALF = (
-    _Shape(16, 128, 4, 2, 2, 8),
-    _Shape(32, 128, 4, 2, 2, 4),
+    _Shape(16, 128, 4, 3, 1, 8, shared=(64, 4)),
+    _Shape(32, 128, 4, 3, 1, 4, shared=(64, 4)),
     _Shape(64, 64, 4, 3, 2, 2),
     _Shape(128, 128, 8, 3, 1, 2),
 )
+"""A program of few rows waits for keys alone: longer blocks on their way, and a multiprocessor for itself. Where there
+are more programs than that, each start is a wait, which another program should fill: two share one. 128 lanes are best
+where arithmetic binds; for a single tree they leave multiprocessors idle. Figures: docs/performance.md."""
+
 _FULL = (_Shape(16, 32, 4, 1, 2, 8), _Shape(32, 32, 4, 1, 2, 4))
 """In ieee precision there are no tensor cores, and a wide tile would not fit the registers."""
 
@@ -202,13 +208,14 @@ class TritonBackend:
         out = torch.empty(q.shape[0], q.shape[1] * self._dim, dtype=q.dtype, device=q.device)
         for launch in plan.launches:
             shape = self._shapes[launch.lanes]
+            block, stages = self._blocks(launch)
             kernels.attend[len(launch.items), self._groups](
                 q, keys, values, out, launch.items, plan.pages, plan.limits, plan.masks,
                 self._partial, self._sums, self._counts, q.stride(0), q.stride(1), plan.words,
                 (self._dim + self._rest) ** -0.5 * math.log2(math.e),
                 GROUPS=self._groups, GROUP=self._group, DIM=self._dim, DIM_PAD=self._pad, REST=self._rest,
-                REST_PAD=self._rest_pad, PAGE=self._page_size, M=shape.lanes, N=shape.block,
-                WIDTH=min(self._pad, shape.width or self._pad), TOGETHER=shape.together, STAGES=shape.stages,
+                REST_PAD=self._rest_pad, PAGE=self._page_size, M=shape.lanes, N=block, LAST=min(block, 64),
+                WIDTH=min(self._pad, shape.width or self._pad), TOGETHER=shape.together, STAGES=stages,
                 PRECISION=self._precision, OFFSET=self._offset, **early(),
                 num_warps=shape.warps,
             )  # fmt: skip
@@ -224,6 +231,14 @@ class TritonBackend:
             widest = narrower[-1]
         return next((lanes for lanes in narrower if rows * self._group <= lanes), widest)
 
+    def _blocks(self, launch: _Launch) -> tuple[int, int]:
+        """Block and stages. Splits add at most as many items as programs are wanted: above twice that, tiles alone are
+        more than one for each multiprocessor."""
+        shape = self._shapes[launch.lanes]
+        if shape.shared and len(launch.items) > 2 * self._grid(launch.lanes).programs:
+            return shape.shared
+        return shape.block, shape.stages
+
     def _fitted(self, shape: _Shape) -> _Shape:
         """With fewer stages, or smaller blocks, where a multiprocessor's memory is too small for its queries, and for
         the keys and values, or latents, of each stage."""
@@ -237,7 +252,7 @@ class TritonBackend:
             shape.stages > 1 or shape.block > 16
         ):
             less = {"stages": shape.stages - 1} if shape.stages > 1 else {"block": shape.block // 2}
-            shape = replace(shape, **less)
+            shape = replace(shape, **less, shared=None)
         return shape
 
     def _grid(self, lanes: int) -> Grid:

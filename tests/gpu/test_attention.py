@@ -37,6 +37,13 @@ def test_triton_too(page_size: int, dim: int, heads: tuple[int, int], dtype: tor
         compare(TritonBackend, seed, page_size, heads, random.Random(seed).choices(SIZES, k=4), CUDA, dtype, dim)
 
 
+@pytest.mark.parametrize("sizes", [[1], [8], [64], [64] * 9, [1] * 70, [8] * 40], ids=str)
+@pytest.mark.parametrize(("dim", "heads"), [(128, (32, 8)), (64, (16, 8)), (128, (64, 8))])
+def test_triton_over_many_blocks(sizes: list[int], dim: int, heads: tuple[int, int]) -> None:
+    """Every shape of its programs: for one row and for trees, alone on a multiprocessor and not."""
+    compare(TritonBackend, len(sizes), 16, heads, sizes, CUDA, torch.bfloat16, dim, most=1500)
+
+
 @pytest.mark.parametrize("backend", [SdpaBackend, TritonBackend])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("page_size", "heads"), [(1, 6), (4, 16), (16, 40), (64, 128)])

@@ -66,11 +66,12 @@ def written_and_read(
     return Paged(pool.layers, plan.write, partial(backend.read, plan))(layer, q, k, v)
 
 
-def random_span(draw: random.Random, pages: list[int], page_size: int, rows: int) -> Span:
-    """A span of about `rows` rows over pages taken from the end of `pages`, with a tree that leaves holes."""
+def random_span(draw: random.Random, pages: list[int], page_size: int, rows: int, most: int = 60) -> Span:
+    """A span of about `rows` rows over pages taken from the end of `pages`, with a tree that leaves holes. most: keys
+    before its rows."""
     nodes = draw.choice([0, 0, draw.randint(1, rows)])
     suffix = max(draw.choice([rows - nodes, 0]), 0 if nodes else 1)
-    length = suffix + draw.choice([0, 1, draw.randint(0, 60)])
+    length = suffix + draw.choice([0, 1, draw.randint(0, most)])
     scratch = draw.sample(range(length, length + 2 * nodes), nodes)
     seen: list[list[int]] = []
     for index in scratch:
@@ -128,14 +129,16 @@ def compare(
     dtype: torch.dtype,
     dim: int = DIM,
     latent: int = 0,
+    most: int = 60,
 ) -> None:
-    """Random spans of about these sizes: what a backend writes and returns is what the book says. latent: of KVPool."""
+    """Random spans of about these sizes: what a backend writes and returns is what the book says. latent: of KVPool;
+    most: of random_span."""
     draw, (num_heads, kv_heads) = random.Random(seed), heads
     torch.manual_seed(seed % 2**31)
-    pages = list(range(2000 // page_size + 40))
+    pages = list(range((2000 + most * len(sizes)) // page_size + 40))
     pool = KVPool(2, len(pages) * page_size, kv_heads, dim, latent=latent, dtype=dtype, device=device)
     pool.data.normal_()
-    spans = [random_span(draw, pages, page_size, rows) for rows in sizes]
+    spans = [random_span(draw, pages, page_size, rows, most) for rows in sizes]
     rows = sum(span.rows for span in spans)
     q, k, v = (torch.randn(rows, n, dim).to(device, dtype) for n in (num_heads, kv_heads, kv_heads))
     v = k[..., :latent] if latent else v

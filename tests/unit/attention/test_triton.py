@@ -29,6 +29,13 @@ def test_rows_see_their_path_and_nothing_else(
     compare(TritonBackend, seed, page_size, heads, sizes, CPU, torch.float32, dim)
 
 
+@settings(max_examples=6)
+@given(st.integers(0, 2**32), st.sampled_from([16, 48]), st.sampled_from([[40], [90], [1, 8], [1, 2, 1, 1]]))
+def test_half_precision_is_read_in_wider_blocks(seed: int, page_size: int, sizes: list[int]) -> None:
+    """Contexts of several blocks; trees whose scratch has many words; tiles of all widths, and more than programs."""
+    compare(TritonBackend, seed, page_size, (6, 2), sizes, CPU, torch.float16, 16, most=600)
+
+
 @settings(max_examples=10)
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 16, 64]), st.sampled_from([1, 6, 16, 40]), SIZES, LATENTS)
 def test_heads_share_latents_of_their_path(
