@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.z85 import encode as z85encode
 
 from distspec.errors import BadMessage
-from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
+from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, heard_again, limit
 from distspec.protocol.codec import decode_head, decode_messages, encode, encode_all
 from distspec.protocol.keys import Endpoint, FleetKeys
 from distspec.protocol.messages import (
@@ -238,7 +238,7 @@ class Hub:
 
     def _beat(self, now: float, late_s: float) -> None:
         for session in list(self._sessions.values()):
-            session.heard_s += late_s  # what they said while this process slept is still to be read
+            session.heard_s = heard_again(session.heard_s, now, late_s)
             if now - session.heard_s > self._timeout_s:
                 self._lose(session, f"silent for {now - session.heard_s:.1f} s")
             else:

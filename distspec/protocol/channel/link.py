@@ -9,7 +9,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from distspec.errors import BadMessage, LinkLost
-from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, limit
+from distspec.protocol.channel.pump import MAX_QUEUED_FRAMES, Pulse, Pump, end, heard_again, limit
 from distspec.protocol.codec import decode_head, decode_messages, encode_all
 from distspec.protocol.keys import Endpoint
 from distspec.protocol.messages import (
@@ -195,7 +195,8 @@ class Link:
 
     def _beat(self, now: float, late_s: float) -> None:
         self.receive()
-        self.heard_s += late_s
+        with self._pump.lock:
+            self.heard_s = heard_again(self.heard_s, now, late_s)
         if now - self.heard_s > self._timeout_s:
             self._lose(LinkLost(f"the coordinator was silent for {now - self.heard_s:.1f} s"))
         else:

@@ -106,6 +106,12 @@ class Pulse:
         self._beat(now, late_s if late_s > self._period_s else 0.0)
 
 
+def heard_again(heard_s: float, now: float, late_s: float) -> float:
+    """When a peer counts as heard by a process that was held up: what it said meanwhile may be still to be read, or was
+    read just now."""
+    return min(now, heard_s + late_s)
+
+
 def limit(socket: zmq.Socket[bytes]) -> None:
     """Bounds on what a socket takes in and holds back."""
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)

@@ -320,6 +320,21 @@ async def test_a_late_event_loop_does_not_blame_its_peers() -> None:
     fleet.hub.close()
 
 
+async def test_whoever_was_held_up_waits_for_its_peers_once_more_and_no_longer(fleet: Fleet) -> None:
+    """They may have been heard since."""
+    link, _, lost = fleet.link()
+    await link.open()
+    [session] = fleet.hub._sessions.values()
+    for heard_s in (0.0, 50.0, 100.0):
+        link.heard_s = session.heard_s = heard_s
+        link._beat(100.0, 100.0)
+        fleet.hub._beat(100.0, 100.0)
+        assert link.heard_s == session.heard_s == 100.0
+    assert link.is_open
+    assert not lost.done()
+    assert fleet.handler.lefts() == []
+
+
 async def test_a_stopped_peer_is_told_by_its_silence_and_refused_when_it_wakes(tmp_path: Any) -> None:
     fleet = Fleet(timeout_s=0.5)
     fields = msgspec.structs.astuple(fleet.endpoint)
