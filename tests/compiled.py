@@ -197,7 +197,8 @@ def any_rows() -> None:
 
 
 def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
-    """Chains that the device plans, short and long, few and many, and trees, whole and in two parts."""
+    """Chains that the device plans, short and long, fewer than it has multiprocessors and more, and trees, whole and in
+    two parts."""
     pool = KVPool(1, 64, kv_heads, dim, latent=latent, dtype=torch.bfloat16, device=torch.device("cpu"))
     backend = TritonBackend(pool, 16, heads)
     places = Places(integers(3, 4), integers(3), integers(2), 0)
@@ -235,7 +236,7 @@ def main() -> None:
     rounds()
     layers()
     pages()
-    attends(16, 8, 128)
+    attends(2, 1, 128)
     attends(16, 1, 576, latent=512)
     if missed := never_compiled():
         raise SystemExit(f"launched by nothing here: {missed}")

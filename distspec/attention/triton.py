@@ -81,10 +81,11 @@ _CPU_PROCESSORS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """items: int64 [n, FIELDS]. lanes: rows x heads of a program."""
+    """items: int64 [n, FIELDS]. lanes: rows x heads of a program. tiles: of which the items are splits, at most."""
 
     items: Tensor
     lanes: int
+    tiles: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +138,19 @@ class TritonBackend:
         for span in spans:
             groups.setdefault(self._lanes_for(span.rows, rows), []).append(span)
         pages, starts = tiles.tables(spans, self._page_size)
-        sizes = [rows, rows, rows * words]
+        sizes, counts = [rows, rows, rows * words], []
         integers = tiles.common(spans, rows, words, spare=self._pool.spare)
         for lanes in groups:
             own = [self._lanes_for(span.rows, rows) == lanes for span in spans]
             found = self._work(spans, starts, lanes, own)
             integers += found
             sizes.append(len(found))
+            counts.append(found[8::FIELDS].count(0))  # first splits
         integers += pages
         device = copies.integers(integers, self._device)
         write, limits, masks, *items, table = device.split_with_sizes([*sizes, len(pages)])
-        launches = tuple(_Launch(part.view(-1, FIELDS), lanes) for part, lanes in zip(items, groups, strict=True))
+        each = zip(items, groups, counts, strict=True)
+        launches = tuple(_Launch(part.view(-1, FIELDS), lanes, count) for part, lanes, count in each)
         return Plan(write, limits, masks, table, words, launches)
 
     def buckets(self, rows: int, scratch: int) -> list[Bucket]:
@@ -174,7 +177,7 @@ class TritonBackend:
         rows, items = bucket.rows, self._items(bucket) * FIELDS
         sizes = [rows, rows, rows * bucket.words, items]
         write, limits, masks, found, pages = integers.split_with_sizes([*sizes, len(integers) - sum(sizes)])
-        return Plan(write, limits, masks, pages, bucket.words, (_Launch(found.view(-1, FIELDS), bucket.kind),))
+        return Plan(write, limits, masks, pages, bucket.words, (_Launch(found.view(-1, FIELDS), bucket.kind, rows),))
 
     def chains(self, places: Places, count: int) -> Plan:
         return self._dealt(places, count, self._lanes_for(count, len(places.rows) * count), stepwise=False)[0]
@@ -195,7 +198,7 @@ class TritonBackend:
             **early(),
         )  # fmt: skip
         # Nothing lies above the committed end: no mask is read.
-        launch, pages = (_Launch(items, lanes),), places.tables.view(-1)
+        launch, pages = (_Launch(items, lanes, rows * parts),), places.tables.view(-1)
         each = rows if stepwise else rows * count
         return [
             Plan(*step, limits, pages, 1, launch) for step in zip(write.split(each), limits.split(each), strict=True)
@@ -232,10 +235,9 @@ class TritonBackend:
         return next((lanes for lanes in narrower if rows * self._group <= lanes), widest)
 
     def _blocks(self, launch: _Launch) -> tuple[int, int]:
-        """Block and stages. Splits add at most as many items as programs are wanted: above twice that, tiles alone are
-        more than one for each multiprocessor."""
+        """Block and stages."""
         shape = self._shapes[launch.lanes]
-        if shape.shared and len(launch.items) > 2 * self._grid(launch.lanes).programs:
+        if shape.shared and launch.tiles * self._groups > self._processors:
             return shape.shared
         return shape.block, shape.stages
 

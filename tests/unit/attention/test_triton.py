@@ -103,6 +103,18 @@ def test_a_path_through_scratch_with_holes() -> None:
     torch.testing.assert_close(got.double(), by_the_book(spans, 256, q, *pool.layers[0]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_more_tiles_than_multiprocessors_share_them(rows: int) -> None:
+    """Here there are 3, and one KV head: the fourth span is too many, and in a bucket the fourth row. Splits do not
+    count."""
+    backend = TritonBackend(KVPool(1, 4096, 1, 16, dtype=torch.float16, device=CPU), 16, 4)
+    spans = [Span([*range(64)], 1000, rows, (), [0] * rows)] * 4
+    alone, shared = (backend._blocks(backend.plan(some).launches[0]) for some in (spans[:3], spans))
+    assert alone > shared
+    bucket = backend.bucket(spans[:3], 4 * rows, 0)
+    assert backend._blocks(backend.bind(torch.tensor(backend.lay_out(spans[:3], bucket)), bucket).launches[0]) == shared
+
+
 def test_nodes_above_what_a_bucket_masks_have_none() -> None:
     pool = KVPool(1, 256, 1, DIM, dtype=torch.float32, device=CPU)
     span = Span([0], 4, 0, ([4 + 32],), [36])
