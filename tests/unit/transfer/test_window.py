@@ -403,6 +403,34 @@ def test_the_next_are_offered_while_one_is_read_as_far_as_there_are_seats() -> N
         side.shutdown()
 
 
+def test_a_reading_that_fails_ends_its_ticket_and_others_are_offered_again_through_one_new_link() -> None:
+    memory, gate = HostMemory(), threading.Event()
+    a, b = _linked(memory, HostMemory("there"))
+    crossings = [Crossing(number, memory, Random(0)) for number in range(SEATS)]
+
+    def fail(_: int) -> None:
+        gate.wait(30)
+        raise OSError("device lost")
+
+    crossings[0].pause = fail
+    for crossing in crossings:
+        b.receive(crossing.incoming())
+        a.send(crossing.outgoing())
+        a.advance(crossing.number, POSITIONS, Mark(None))
+    _wait_until(lambda: _offers(a) == SEATS)
+    gate.set()
+    for crossing in crossings:
+        assert crossing.received.wait(30)
+        assert crossing.sent.wait(30)
+        assert not crossing.faults
+    assert "device lost" in (crossings[0].reason or "")
+    assert [crossing.reason for crossing in crossings[1:]] == [None] * (SEATS - 1)
+    links = {key.split("/")[1] for key in a._ways.board._values if "/link" in key}
+    assert links == {"link1", "link2"}
+    for side in (a, b):
+        side.shutdown()
+
+
 @pytest.mark.parametrize("patience_s", [10.0, 0.01])
 def test_the_last_pieces_are_offered_before_they_are_computed_and_read_after(patience_s: float) -> None:
     """However long that takes."""
