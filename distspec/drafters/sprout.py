@@ -23,7 +23,7 @@ from distspec.protocol.values import ROOT, Shape
 class _Node:
     """rank: among its siblings, 0 the best guess. score: log-probability given the parent. ends: a stop token. law:
     what it was drawn from, if it was. children: their ids, which follow each other. depth: levels below the end of the
-    text; value: log of how likely the path is; both as of the last ranking."""
+    text; value: log of how likely the path is; both as the text was at the last ranking."""
 
     token: int
     parent: int
@@ -37,6 +37,9 @@ class _Node:
     value: float = 0.0
 
 
+_LEAST = -1e6
+"""What is not likely at all."""
+
 _GONE = _Node(-1, ROOT, 0, 0.0, ends=True)
 
 
@@ -45,7 +48,8 @@ class Sprout:
 
     Nothing grows below a stop token that was guessed. One that the text itself ends with did not stop it.
 
-    All nodes are ranked when the text or the odds have changed; between, a step of growth costs what it adds.
+    All nodes are ranked when the odds have changed; between, a step of growth costs what it adds. What the text follows
+    takes the same from the value of all that stay, so they are compared as before.
     """
 
     def __init__(self) -> None:
@@ -112,12 +116,13 @@ class Sprout:
             self._rank(shape.odds)
         room = -(-(shape.nodes - len(self)) // shape.topk)
         most, seen, best = max(0, min(shape.width, room)), list[tuple[float, int]](), list[int]()
+        lowest = self._nodes[ROOT].depth + shape.depth
         while self._open and len(best) < most:
             entry = heappop(self._open)
-            node = self._nodes.get(entry[1], _GONE)
-            if not node.expanded and not node.ends and entry not in seen[-1:]:
+            node = self._nodes.get(entry[1], _GONE)  # of ROOT, perhaps an older one's entry
+            if not node.expanded and not node.ends and node.value == -entry[0] and entry not in seen[-1:]:
                 seen.append(entry)  # who asks may not expand it
-                if node.depth < shape.depth:
+                if node.depth < lowest:
                     best.append(entry[1])
         for entry in seen:
             heappush(self._open, entry)
@@ -133,16 +138,17 @@ class Sprout:
     ) -> list[int]:
         """Give a node its children: (token, log-probability) pairs, distinct, best first; cut to shape.topk and to the
         room that is left. law: of the only one. Returns their ids."""
-        node, first, odds = self._nodes[id], self._next, self._odds
-        depth = node.depth + 1
+        node, nodes, first, odds = self._nodes[id], self._nodes, self._next, self._odds
         most = max(0, min(shape.topk, shape.nodes - len(self)))
+        shares = _shares(odds, most) if odds else ()
         for rank, (token, score) in enumerate(islice(guesses, most)):
-            child, self._next = self._next, self._next + 1
-            value = node.value + worth(rank, score, odds) if odds is not None else 0.0
-            ends = token in stop
-            self._nodes[child] = _Node(token, id, rank, score, ends, law, depth=depth, value=value)
-            if odds is not None and not ends:
-                heappush(self._open, (-value, child))
+            child, ends, value = first + rank, token in stop, node.value
+            if odds is not None:
+                value += shares[rank] if odds else worth(rank, score, odds)
+                if not ends:
+                    heappush(self._open, (-value, child))
+            nodes[child] = _Node(token, id, rank, score, ends, law, (), False, node.depth + 1, value)
+            self._next = child + 1
         node.expanded, node.children = True, range(first, self._next)
         return list(node.children)
 
@@ -202,17 +208,27 @@ class Sprout:
         for id in heir.children:
             self._nodes[id].parent = ROOT
         heir.ends = False
-        self._nodes[ROOT], self._odds = heir, None
+        self._nodes[ROOT] = heir
+        if not heir.expanded:
+            heappush(self._open, (-heir.value, ROOT))
         return sorted(gone)
 
 
 def worth(rank: int, score: float | None, odds: tuple[float, ...]) -> float:
-    """Log of how likely a node is right, given that its parent is: by its rank, or by its own score without odds."""
-    if not odds:
-        return min(0.0, score) if score is not None else (rank + 1) * math.log(0.5)
-    return _log_share(rank, odds)
+    """Log of how likely a node is right, given that its parent is: by its rank, or by its own score without odds.
+
+    A multiple of 2**-20, so that sums are exact and paths of equal worth are equal wherever one begins to count.
+    """
+    if odds:
+        return _shares(odds, rank + 1)[rank]
+    return _rounded(min(0.0, score) if score is not None else (rank + 1) * math.log(0.5))
 
 
 @lru_cache(maxsize=1024)
-def _log_share(rank: int, odds: tuple[float, ...]) -> float:
-    return math.log(max(share(rank, odds), 1e-9))
+def _shares(odds: tuple[float, ...], count: int) -> tuple[float, ...]:
+    """What guesses of the first ranks are worth."""
+    return tuple(_rounded(math.log(max(share(rank, odds), 1e-9))) for rank in range(count))
+
+
+def _rounded(value: float) -> float:
+    return round(max(value, _LEAST) * 2**20) * 2.0**-20

@@ -5,13 +5,14 @@ For benchmarks on random weights, see distspec.synthetic. Knows texts and shapes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from distspec import synthetic
 from distspec.drafters.base import Drafter, DraftRow, Lender, Proposal, check_row, lender_of, limited, pools_of, taps_of
-from distspec.drafters.sprout import worth
 from distspec.drafters.text import Text
 from distspec.kv.pool import KVPool
+from distspec.protocol.odds import share
 from distspec.protocol.values import ROOT
 
 
@@ -68,4 +69,4 @@ class SyntheticDrafter:
         params, position = row.params, len(text.tokens) + len(text.tree.path(node))
         last = text.tokens[-1] if node == ROOT else text.tree.token(node)
         found = synthetic.guesses(params.seed, params.choice, position, last, self._vocab_size, self._odds, most)
-        return [(token, worth(rank, None, self._odds)) for rank, token in enumerate(found)]
+        return [(token, math.log(max(share(rank, self._odds), 1e-9))) for rank, token in enumerate(found)]

@@ -73,6 +73,30 @@ def test_equals_growth_by_the_book(turns: list[tuple[Shape, int, tuple[int, list
         assert tree.proposal() == book.proposal()
 
 
+@pytest.mark.parametrize("odds", [(), (0.6, 0.25, 0.1), (0.5, 0.25)])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tree_that_the_text_follows_for_long_grows_by_the_book(seed: int, odds: tuple[float, ...]) -> None:
+    """Nodes are ranked once, and then only compared; with odds many are of equal worth."""
+    dice, tree, grown = random.Random(seed), Sprout(), 0
+    text: Path = ()
+    book = Growth(lambda path: guess(text + path), stop=(STOP,))
+    for _ in range(60):
+        shape = Shape(steps=1, topk=3, width=dice.randint(1, 6), nodes=dice.choice((6, 30)), depth=4, odds=odds)
+        for _ in range(dice.randrange(3)):
+            frontier = tree.frontier(shape)
+            routes = [route(tree, id) for id in frontier]
+            for id, path in zip(frontier, routes, strict=True):
+                tree.expand(id, guess(text + path), shape, stop=(STOP,))
+            assert routes == book.grow(shape)
+            grown += len(routes)
+        ways = [path for path in book.found if len(path) < 4]
+        came = dice.choice(ways) if ways else ()
+        tree.advance(came)
+        book.follow(came)
+        text += came
+    assert grown > 60
+
+
 def _follow(tree: Sprout, came: Path) -> None:
     """Advance, and see that every node is one of: on the way, gone, or still there with the path that is left of it."""
     before = {id: route(tree, id) for id in tree}
