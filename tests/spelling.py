@@ -106,7 +106,7 @@ def walk(constraint: Constraint, seed: int) -> str:
         matcher.follow(tokens)
         matcher.fill([()], bits)
         allowed = unpacked(bits, vocab_size())[0].nonzero()[:, 0].tolist()
-        allowed = [token for token in allowed if token != surrogate()]
+        allowed = [token for token in allowed if token != surrogate()] or allowed  # Korean begins so too
         # Half of the time what ends something, so that long texts are rare.
         ends = [token for token in allowed if decode([token]).endswith(ENDS)] if random.random() < 0.5 else []
         token = random.choice(ends or allowed)
