@@ -26,6 +26,16 @@ def integers(values: Sequence[int], device: torch.device, dtype: torch.dtype = t
     return to_device(_integers(values, dtype), device)
 
 
+def numbers(whole: Sequence[int], real: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 [n] and float32 [m] on the device, in one copy."""
+    raw = bytearray(array(_CODES[torch.int64], whole))
+    raw += array("f", real).tobytes()
+    if not raw:
+        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.float32, device=device)
+    both = to_device(torch.frombuffer(raw, dtype=torch.uint8), device)
+    return both[: 8 * len(whole)].view(torch.int64), both[8 * len(whole) :].view(torch.float32)
+
+
 def put(values: Sequence[int], place: Tensor) -> None:
     """Write them to a place on its device. place: int64 or int32 [n]."""
     found = _integers(values, place.dtype)

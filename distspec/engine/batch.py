@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from distspec.attention import Span
-from distspec.copies import integers
 from distspec.kv.sequence import Sequence
 from distspec.protocol.values import Node, SamplingParams, TokenLogprobs
 from distspec.sampling import Asked
@@ -148,12 +147,16 @@ class Batch:
         write = [sequence.location(index) for index in indices]
         self.spans.append(Span(sequence.pages, sequence.length, suffix, nodes, write))
 
-    def settle(self, tokens: Tensor) -> None:
-        """Put guesses in the place of tokens that name one. tokens: int64 [rows], or more, on the device."""
+    def named(self) -> list[int]:
+        """The rows whose tokens name guesses, and then, as many, the places of these."""
         rows = [row for row, token in enumerate(self.tokens) if token < 0]
-        if rows and self.guesses is not None:
-            named = [-1 - self.tokens[row] for row in rows]
-            ours, theirs = integers([*rows, *named], tokens.device).chunk(2)
+        return [*rows, *(-1 - self.tokens[row] for row in rows)]
+
+    def settle(self, tokens: Tensor, named: Tensor) -> None:
+        """Put guesses in the place of tokens that name one. tokens: int64 [rows], or more, on the device; named: int64,
+        as `named` says, there too."""
+        if len(named) and self.guesses is not None:
+            ours, theirs = named.chunk(2)
             tokens.index_copy_(0, ours, self.guesses.flatten().index_select(0, theirs))
 
     @staticmethod

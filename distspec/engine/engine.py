@@ -252,7 +252,7 @@ class Engine:
             return partial(self._rows, logits)
         plan = self._attention.plan(batch.spans)
         tokens = self._integers(batch.tokens)
-        batch.settle(tokens)
+        batch.settle(tokens, self._integers(batch.named()))
         hidden = self.hidden(tokens, self._integers(batch.positions), plan)
         return lambda rows: self.model.logits(self._rows(hidden, rows))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from distspec.copies import integers, to_device
+from distspec.copies import integers, numbers
 from distspec.protocol.values import SamplingParams
 from distspec.sampling.noise import gumbel, signed
 
@@ -48,12 +48,14 @@ class SamplingRows:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> SamplingRows:
         """One row per entry of `params`, which draws the token at the absolute position beside it."""
-        reals = [(p.temperature, p.top_p, p.min_p) for p in params]
-        keys = [(p.top_k, signed(p.seed), p.choice, at) for p, at in zip(params, positions, strict=True)]
+        reals = [value for p in params for value in (p.temperature, p.top_p, p.min_p)]
+        each = zip(params, positions, strict=True)
+        keys = [value for p, at in each for value in (p.top_k, signed(p.seed), p.choice, at)]
+        whole, real = numbers(keys, reals, device)
         sampled = tuple(row for row, p in enumerate(params) if p.temperature >= GREEDY_BELOW)
         return cls(
-            to_device(torch.tensor(reals, dtype=torch.float32), device),
-            to_device(torch.tensor(keys, dtype=torch.int64), device),
+            real.view(-1, 3),
+            whole.view(-1, 4),
             sampled=sampled,
             max_top_k=max((params[row].top_k for row in sampled), default=0),
             any_top_p=any(params[row].top_p < 1 for row in sampled),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distspec.copies import integers, put, to_device, to_host
+from distspec.copies import integers, numbers, put, to_device, to_host
 
 CPU = torch.device("cpu")
 values_ = st.lists(st.integers(-(2**31), 2**31 - 1))
@@ -22,6 +22,13 @@ def test_integers_keep_their_values(values: list[int], dtype: torch.dtype) -> No
     place = torch.full((len(values) + 2,), 7, dtype=dtype)
     put(values, place[: len(values)])
     assert place.tolist() == [*values, 7, 7]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.lists(st.floats(width=32, allow_nan=False)))
+def test_numbers_of_two_kinds_keep_their_values(whole: list[int], real: list[float]) -> None:
+    found = numbers(whole, real, CPU)
+    assert [each.dtype for each in found] == [torch.int64, torch.float32]
+    assert [each.tolist() for each in found] == [whole, real]
 
 
 def test_values_that_do_not_fit_are_refused() -> None:

@@ -73,6 +73,26 @@ def test_outcomes_are_those_of_steps_without_graphs(made: Made) -> None:
     assert replays.count == count, "all was prepared"
 
 
+def guesses(engine: Engine) -> list[tuple[tuple[int, float], ...]]:
+    """Of two steps, the second of which begins with guesses of the first, not in their order, before these are read."""
+    slot = engine.open((), SamplingParams(max_tokens=1, seed=5), use_cache=False)
+    engine.reserve(slot, 5)
+    first = engine.guess([Segment(slot, (4, 9))], 3)
+    nodes = tuple(Node(id=id, parent=ROOT, token=token) for id, token in enumerate((-2, 7, -1)))
+    second = engine.guess([Segment(slot, (), nodes)], 3, first)
+    [[one], [three]] = first.read(), second.read()
+    assert one.root is not None
+    return [one.root.ranked, *(guess.ranked for guess in three.nodes)]
+
+
+def test_guesses_of_a_step_that_was_not_read_are_tokens_of_the_next(made: Made) -> None:
+    engine, replays = made(100)
+    for ours, theirs in zip(guesses(engine), guesses(plain()), strict=True):
+        assert [token for token, _ in ours] == [token for token, _ in theirs]
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
+    assert replays.replays == 2
+
+
 def test_a_step_that_was_not_prepared_captures_its_graph(made: Made) -> None:
     engine, replays = made(100)
     assert engine.graphs is not None
