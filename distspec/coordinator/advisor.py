@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -29,24 +29,22 @@ from distspec.speculation.sizes import Sizes
 Guesses = tuple[int | None, int]
 """The rank of the guess that was right, or None; and how many guesses there were."""
 
-MOVED = 0.06
-"""Relative change of a curve, or change of an odd, after which all candidates are valued anew."""
-
-PROBED_ROWS = (1, 8)
-"""Rows per request at which two curves are compared: what no step has is guessed, and guesses jump."""
+MOVED = 0.04
+"""Relative change of what is advised, or of what a tree commits, after which all candidates are valued anew."""
 
 CLEARLY = 1.03
 """How much more than plain decoding a promise must be, for anything to be hoped beyond it."""
 
-BETTER = 1.02
+BETTER = 1.03
 """How much more than the best until now may be hoped of what is tried."""
 
-TRIALS, RENEWED, EARNED = 8.0, 2.0, 0.05
+TRIALS, RENEWED, EARNED = 5.0, 1.0, 0.05
 """How many trials may fail, at first; how many more when the world has changed; and how many more for each measurement
 of the best."""
 
-FAILED = 0.1
-"""How much less than the best it is that counts as failed; less counts for a part."""
+FAILED, SWITCH = 0.1, 0.5
+"""How much less than the best it is that counts as failed. Less counts for a part, and for no less than what it costs
+that all requests go over to something else and back."""
 
 WINDOW, WINDOW_STEPS = 300, 24
 """Tokens of a measurement, and steps of all targets: in less, where a step begins and ends counts."""
@@ -66,7 +64,7 @@ LUCK = 0.1
 FEW_STEPS = 8
 """Steps of a measurement before which it is not ended."""
 
-BUSH = 64
+BUSH = 12
 """Nodes of a tree that commits about as much more for better guesses as policies that branch."""
 
 MOST_NODES = 64
@@ -85,16 +83,14 @@ class Facts:
         return value(advice.policy, advice.sizes, self.load, self.odds)
 
     def have_moved(self, before: Facts) -> bool:
-        widths = [rows * self.load.sharing() for rows in PROBED_ROWS]
-        curves = [[f.load.target(rows) for rows in widths] + [f.load.drafter(1)] for f in (self, before)]
-        moved = any(abs(a - b) > MOVED * b for a, b in zip(*curves, strict=True))
-        moved |= abs(self.load.hop_s - before.load.hop_s) > MOVED * self.load.target(1)
-        return moved or any(abs(a - b) > MOVED for a, b in zip(self.odds[0], before.odds[0], strict=True))
-
-    def differ(self, before: Facts, advice: Advice) -> bool:
-        """Whether steps that are as wide as those of this advice cost something else."""
-        rows = (advice.sizes.nodes + 1) * self.load.sharing()
-        return abs(self.load.target(rows) - before.load.target(rows)) > MOVED * before.load.target(rows)
+        """Whether a tree commits more or less, or plain steps, drafts or messages take longer or shorter. What wider
+        steps cost matters where they are taken, and is looked at there."""
+        pairs = (
+            (_bush(self.odds), _bush(before.odds)),
+            (self.load.verify_s(1), before.load.verify_s(1)),
+            (self.load.draft_s(1), before.load.draft_s(1)),
+        )
+        return any(_differ(*pair) for pair in pairs)
 
 
 class Seen(NamedTuple):
@@ -135,24 +131,21 @@ class Advisor:
     """What takes long is worked out a little at a time, so that no event waits for it."""
 
     def __init__(
-        self, facts: Facts, some: Iterator[tuple[str, Sizes]], plain: Advice, seen: int, is_local: bool
+        self, facts: Facts, some: Iterable[tuple[str, Sizes]], plain: Advice, seen: int, is_local: bool
     ) -> None:
+        self._some = [Advice(*one) for one in some]
         self._plain, self._is_local = plain, is_local
         self._promises = Promises()
         self._trial: Trial | None = None
-        self._best, self._rates = plain, dict[Advice, float]()
+        self._best, self._rates, self._values = plain, dict[Advice, float](), dict[Advice, float]()
         self._trials = TRIALS
         self.advice: Advice | None = None
-        self.begin(facts, some, seen)
+        self.begin(facts, seen)
 
-    def begin(self, facts: Facts, some: Iterator[tuple[str, Sizes]], seen: int) -> None:
+    def begin(self, facts: Facts, seen: int) -> None:
         """Value everything anew, after the world has changed."""
-        self.facts, self.seen = facts, seen
-        self._promises.doubt()
-        self._trials = min(TRIALS, self._trials + RENEWED)
-        self._values: dict[Advice, float] = {}
-        self._work = self._value(some)
-        self.is_done = False
+        self.seen = seen
+        self._work, self.is_done = self._value(facts), False
 
     def go_on(self, pieces: int) -> None:
         for _ in range(pieces):
@@ -178,15 +171,15 @@ class Advisor:
             return Result(trial.advice, tokens / took_s, tokens, now.judged - trial.began.judged)
         return None
 
-    def learn(self, result: Result, facts: Facts) -> None:
-        """So much came of an advice while these were the facts. What was better before is advised meanwhile."""
+    def learn(self, result: Result, now: Facts, lucky: Odds) -> None:
+        """So much came of an advice, by facts as known now, while guesses were right so often. What was better before
+        is advised meanwhile."""
         advice, tokens_s = result.advice, result.tokens_s
         if tokens_s < self._rates.get(self._best, 0.0):
             self.advice = self._best
         self._rates[advice] = (tokens_s + self._rates.get(advice, tokens_s)) / 2
-        luck = _luck(advice, facts, self.facts)
+        luck = _luck(advice, now.load, lucky, self.facts.odds)
         noise = min(LUCK, math.hypot(NOISE * math.sqrt(WINDOW / result.tokens), EDGES))
-        now = replace(facts, odds=self.facts.odds)
         self._work, self.is_done = self._compare(advice, tokens_s / luck, noise, now), False
 
     def _is_over(self, began: Seen, now: Seen) -> bool:
@@ -199,34 +192,35 @@ class Advisor:
         best = self._rates.get(self._best, 0.0) * took_s
         return steps >= FEW_STEPS and tokens < best - 3 * LUCK * math.sqrt(WINDOW * best)
 
-    def _value(self, some: Iterator[tuple[str, Sizes]]) -> Iterator[None]:
+    def _value(self, facts: Facts) -> Iterator[None]:
         """Policies come one after the other, those that take long last: at first, the best until now is advised before
         the next."""
+        self.facts, self._values = facts, {}
+        self._promises.doubt()
+        self._trials = min(TRIALS, self._trials + RENEWED)
         is_first, policy = self.advice is None, self._plain.policy
-        tried = list(self._promises.tried())
-        for advice in chain([self._plain], (Advice(policy, sizes) for policy, sizes in some), tried):
+        for advice in chain([self._plain], self._some, list(self._promises.tried())):
             if is_first and advice.policy != policy:
                 self.advice = self._choose()
             if advice not in self._values:
-                self._values[advice] = yield from self.facts.value(advice)
+                self._values[advice] = yield from facts.value(advice)
             policy = advice.policy
             yield
 
     def _compare(self, advice: Advice, tokens_s: float, noise: float, now: Facts) -> Iterator[None]:
-        """What steps cost is known better now too, as they may have been wider than any before: whatever comes out best
-        is valued anew before it is advised, if that matters; by the same odds as all others, or luck would choose."""
-        yield from self._renew(advice, now)
-        self._promises.learn(advice, tokens_s / self._values[advice], noise)
+        """What steps cost is known better now too, as they may have been wider than any before. If that matters all is
+        valued anew, by the same facts, or luck would choose."""
+        yield
+        worth = yield from replace(now, odds=self.facts.odds).value(advice)
+        self._promises.learn(advice, tokens_s / worth, noise)
         self._trials += self._cost(advice)
-        known = set[Advice]()
-        while advice not in known:
-            yield from self._renew(advice, now)
-            known.add(advice)
-            advice = self._choose()
+        if _differ(worth / now.load.batch, self._values[advice] / self.facts.load.batch):
+            yield from self._value(now)
+        self._choose()
         for near in _beside(self._best, self._plain.sizes):
             if near not in self._values:
                 yield
-                self._values[near] = yield from now.value(near)
+                self._values[near] = yield from self.facts.value(near)
 
     def _cost(self, advice: Advice) -> float:
         """What a trial takes of those that are left; or what it adds."""
@@ -234,22 +228,19 @@ class Advisor:
             return EARNED
         kept = self._promises.hopes([advice, self._best])
         worth, best = (self._values[one] * kept[one].kept for one in (advice, self._best))
-        return -min(1.0, max(0.0, 1.0 - worth / best) / FAILED)
-
-    def _renew(self, advice: Advice, now: Facts) -> Iterator[None]:
-        yield
-        if now.differ(self.facts, advice):
-            self._values[advice] = yield from now.value(advice)
+        return -SWITCH - (1.0 - SWITCH) * min(1.0, max(0.0, 1.0 - worth / best) / FAILED)
 
     def _choose(self) -> Advice:
         """What may be better than the best that was tried, while that may fail; else that."""
-        hopes, values = self._promises.hopes(self._values), self._values
+        values, tried = self._values, [advice for advice in self._values if advice in self._promises]
+        if tried:
+            kept = self._promises.hopes(tried)
+            self._best = max(tried, key=lambda advice: values[advice] * kept[advice].kept)
+        hopes = self._promises.hopes(values, self._best if tried else None)
         hoped = {advice: value * self._hope(advice, hopes[advice].bold) for advice, value in values.items()}
         bold = max(hoped, key=lambda advice: hoped[advice])
-        tried = [advice for advice in values if advice in self._promises]
         if not tried:
             return bold
-        self._best = max(tried, key=lambda advice: values[advice] * hopes[advice].kept)
         enough = BETTER * values[self._best] * hopes[self._best].kept
         return bold if self._trials >= 1.0 and hoped[bold] > enough else self._best
 
@@ -259,14 +250,21 @@ class Advisor:
         return 1.0 if advice == self._plain else 1 / bold
 
 
-def _luck(advice: Advice, then: Facts, always: Facts) -> float:
-    """How much more came of an advice by the odds of then. Where it branches, by tokens that a bush commits: there the
+def _luck(advice: Advice, load: Load, lucky: Odds, usual: Odds) -> float:
+    """How much more came of an advice by these odds. Where it branches, by tokens that a bush commits: there the
     model's values jump by some percent where odds move a little."""
-    if advice.policy not in PIECEWISE:
-        lucky, usual = (rate(advice.policy, advice.sizes, then.load, odds) for odds in (then.odds, always.odds))
-        return lucky / usual
-    lucky, usual = (1.0 + sum(best_tree(one.odds, BUSH, BUSH, advice.sizes.fan)) for one in (then, always))
-    return lucky / usual
+    if advice.policy in PIECEWISE:
+        return _bush(lucky, advice.sizes.fan) / _bush(usual, advice.sizes.fan)
+    return rate(advice.policy, advice.sizes, load, lucky) / rate(advice.policy, advice.sizes, load, usual)
+
+
+def _bush(odds: Odds, fan: int = BUSH) -> float:
+    """Tokens that a verdict on a large tree commits."""
+    return 1.0 + sum(best_tree(odds, BUSH, BUSH, fan))
+
+
+def _differ(one: float, other: float) -> bool:
+    return abs(math.log(one / other)) > MOVED
 
 
 def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:

@@ -100,7 +100,8 @@ def kind(request: Request) -> Kind:
 def tune(ctx: Context, request: Request) -> bool:
     """Take the policy and sizes that are best now, for a request that leaves the choice. True if they changed.
 
-    Nothing of the request is in flight that counts, or it is leased and the caller revokes the lease.
+    What is in flight goes on and counts, whichever policy sent it; of a request that is leased the caller revokes the
+    lease. A request that waited until nothing is in flight would be out of step with all others for long.
     """
     if request.policy != "auto":
         return False
@@ -149,8 +150,7 @@ def drive(ctx: Context, request: Request) -> None:
     """Commit what is known, then submit and draft what the policy wishes. Ends the request if it is done."""
     if advance(ctx, request):
         return
-    if not request.tasks or not len(request.tree):
-        tune(ctx, request)
+    tune(ctx, request)
     if wants_lease(ctx, request):
         return  # `settle` leases it once nothing is in flight
     attach(ctx, request)

@@ -274,6 +274,7 @@ def bind_verifiers(ctx: Context, request: Request) -> None:
     assert request.home is not None
     if not request.computed_by(request.home):
         return
+    request.bound_for = request.acting
     wanted = [name for name in ctx.credits.role("verify") if name not in request.avoid]
     most = 0 if ctx.settings.local_drafts and ctx.settings.features else 1
     if request.acting in EAGER:

@@ -124,16 +124,17 @@ class Planner:
                 some, plain = self._candidates(policies, facts.load), Advice("ar", self._most)
                 advisor = self._advisors[place] = Advisor(facts, some, plain, self._seen, not drafters)
             elif facts.have_moved(advisor.facts):
-                advisor.begin(facts, self._candidates(policies, facts.load), self._seen)
+                advisor.begin(facts, self._seen)
             advisor.seen = self._seen
         self._asked = advisor
-        now = Seen(now_s, tokens, self._steps, self._judged.setdefault(kind, Counter()), self._probes)
-        result = advisor.measure(now, min(verifiers, running))
+        seen = Seen(now_s, tokens, self._steps, self._judged.setdefault(kind, Counter()), self._probes)
+        result = advisor.measure(seen, min(verifiers, running))
         if result is not None:
             luck = Acceptance(self._of(kind).shares(), math.inf)
             for rank, children in result.judged.elements():
                 luck.observe(0, rank, children)
-            advisor.learn(result, self._facts(luck, running, verifiers, drafters))
+            now, lucky = (self._facts(odds, running, verifiers, drafters) for odds in (self._of(kind), luck))
+            advisor.learn(result, now, lucky.odds)
         return advisor.advice or self._first(policies)
 
     def think(self) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from distspec.speculation.sizes import Sizes
 
-ALL, POLICY, SIZES = 0.1, 0.06, 0.12
+ALL, POLICY, SIZES = 0.05, 0.1, 0.03
 """Deviations of the log of what is kept: what all share, all sizes of a policy, and what is of the sizes themselves."""
 
 UNKNOWN = ALL**2 + POLICY**2 + SIZES**2
@@ -25,7 +25,7 @@ UNKNOWN = ALL**2 + POLICY**2 + SIZES**2
 REACH = 2.0
 """Doublings after which half as much is known of the latter."""
 
-AGED, MOVED = 0.01, 0.05
+AGED, MOVED = 0.01, 0.02
 """Deviation that is added to all that was known: with each measurement of another, and when the world has changed."""
 
 
@@ -36,7 +36,8 @@ class Advice:
 
 
 class Hope(NamedTuple):
-    """What a promise is to be multiplied with: expected, and one deviation above."""
+    """What a promise is to be multiplied with: expected, and one deviation above. That is of how much more is kept than
+    of the promise that was kept best until now: what is not known of both alike is nothing to hope for."""
 
     kept: float
     bold: float
@@ -65,16 +66,25 @@ class Promises:
         """The world has changed. What tells nothing any more is forgotten, and what was left once is tried again."""
         self._age(MOVED)
 
-    def hopes(self, some: Iterable[Advice]) -> dict[Advice, Hope]:
-        """Of each of these."""
+    def hopes(self, some: Iterable[Advice], best: Advice | None = None) -> dict[Advice, Hope]:
+        """Of each of these, where `best` is what they are compared with."""
         tried, means = list(self._tried), [mean for mean, _ in self._tried.values()]
         inverse = _inverse([[_shared(one, other) + self._noise(one, other) for other in tried] for one in tried])
-        found = {}
+
+        def near(advice: Advice) -> list[float]:
+            return [_shared(advice, other) for other in tried]
+
+        def known(one: Sequence[float], other: Sequence[float]) -> float:
+            return _dot([_dot(row, one) for row in inverse], other)
+
+        found, its = {}, near(best) if best is not None else []
         for advice in some:
-            near = [_shared(advice, other) for other in tried]
-            weights = [_dot(row, near) for row in inverse]
-            mean, variance = _dot(weights, means), max(0.0, UNKNOWN - _dot(weights, near))
-            found[advice] = Hope(math.exp(mean), math.exp(mean + math.sqrt(variance)))
+            own = near(advice)
+            variance = UNKNOWN - known(own, own)
+            if best is not None:
+                variance += UNKNOWN - known(its, its) - 2 * (_shared(advice, best) - known(own, its))
+            mean = known(own, means)
+            found[advice] = Hope(math.exp(mean), math.exp(mean + math.sqrt(max(0.0, variance))))
         return found
 
     def _noise(self, one: Advice, other: Advice) -> float:

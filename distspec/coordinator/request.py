@@ -139,7 +139,8 @@ class Tally:
 class Request:
     """One stream. tokens: prompt and output, all committed; emitted: how many of them are output.
 
-    acting: the policy in force, which `auto` changes by advice; tuned: output tokens when it last did.
+    acting: the policy in force, which `auto` changes by advice; tuned: output tokens when it last did. bound_for: the
+    policy whose verifiers it has.
     fits: it was held to the limits of the fleet. refusals: times it was given up since its last token. carried: by
     position, the nodes that were committed since all speculative work was last void. logprobs, prompt_logprobs:
     what the client was not sent yet, of the last tokens and of the prompt.
@@ -162,6 +163,7 @@ class Request:
         self.tokens: list[int] = [*prompt, *emitted]
         self.params, self.policy, self.steps = params, policy, steps
         self.acting = policy if policy != "auto" else "ar"
+        self.bound_for = ""
         self.advice: Advice | None = None
         self.tuned = 0
         self.state = State.QUEUED

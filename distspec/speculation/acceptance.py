@@ -15,7 +15,7 @@ PRIOR = (0.6, 0.3, 0.18, 0.13, 0.1)
 PRIOR_WEIGHT = 10.0
 """Observations that the prior counts as; and those that all depths together count as, for one of them."""
 
-HALF_LIFE = 500
+HALF_LIFE = 2000
 """Observations of a rank after which one of them counts half."""
 
 DEPTHS = 8

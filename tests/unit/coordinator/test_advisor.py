@@ -59,7 +59,7 @@ class Fleet:
             now = Seen(self.steps * STEP_S, int(self.tokens), self.steps, self.judged, self.probes)
             result = self.advisor.measure(now, 1)
             if result is not None:
-                self.advisor.learn(result, self.facts)
+                self.advisor.learn(result, self.facts, self.facts.odds)
             self.advisor.go_on(0 if self.advisor.is_done else 1000)
         return taken
 
