@@ -13,10 +13,12 @@ from distspec.bench.simulate import hardware
 from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Command, Event, FromWorker
 from distspec.coordinator.machine import Machine
-from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS
+from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS, Planner
+from distspec.coordinator.promises import Advice
 from distspec.curve import Curve
 from distspec.protocol.messages import Drafted
-from distspec.sim.timed import Hardware, Load, TimedWorld
+from distspec.sim.timed import TICK_S, Hardware, Load, TimedWorld
+from distspec.speculation.sizes import Sizes
 
 LARGE, SMALL = hardware("h200-32b-0.6b"), hardware("h200-8b-0.6b")
 
@@ -50,9 +52,16 @@ def best(batch: int, acceptance: float, on: Hardware = LARGE) -> float:
     return max(rate(policy, batch, acceptance, on, **sizes) for policy, sizes in FIXED)
 
 
-def auto(batch: int, acceptance: float, on: Hardware = LARGE, claims: Curve | None = None, **bounds: int) -> TimedWorld:
+def auto(
+    batch: int,
+    acceptance: float,
+    on: Hardware = LARGE,
+    claims: Curve | None = None,
+    verifiers: int = 1,
+    **bounds: int,
+) -> TimedWorld:
     settings = Settings(policy="auto", static=False, **bounds)  # type: ignore[arg-type]
-    return TimedWorld(on, settings, Load(batch, odds(acceptance)), claims=claims)
+    return TimedWorld(on, settings, Load(batch, odds(acceptance)), verifiers, claims=claims)
 
 
 @pytest.mark.parametrize(("batch", "acceptance"), [(1, 0.9), (8, 0.7), (64, 0.9)])
@@ -114,6 +123,26 @@ def perturbed(on: Hardware, by: float, seed: int) -> Hardware:
 def test_it_comes_near_the_best_on_other_curves_too(batch: int) -> None:
     on = perturbed(LARGE, 0.2, seed=batch)
     assert auto(batch, 0.9, on).measure(TOKENS[batch], LEARNED[batch]).tokens_s > 0.93 * best(batch, 0.9, on)
+
+
+def test_advice_is_taken_up_at_once_by_all_with_the_verifiers_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While futures are in flight, and between two ticks: who waits for either is out of step with the others."""
+    sizes = Sizes(steps=2, nodes=8, early=8)
+    few, many = Advice("ssd", sizes), Advice("bvsp", sizes)
+    advised = [few]
+    monkeypatch.setattr(Planner, "advise", lambda *_, **__: advised[0])
+    world = auto(8, 0.9, verifiers=2)
+    world.run(60)
+    requests = world.machine._ctx.requests.values()
+    assert all(request.acting == "ssd" and len(request.holds) == 1 for request in requests)
+    for advice, holds in ((many, 2), (few, 2)):  # who has a verifier keeps it
+        advised[0] = advice
+        begun_s, tokens = world.now_s, sum(request.emitted for request in requests) // 8
+        while world.now_s < begun_s + 2 * LARGE.target(64):
+            tokens += 1
+            world.run(tokens)
+        assert world.now_s // TICK_S == begun_s // TICK_S
+        assert all(request.acting == advice.policy and len(request.holds) == holds for request in requests)
 
 
 Told = tuple[Event, float, list[Command]]
