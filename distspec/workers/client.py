@@ -39,11 +39,15 @@ class _Stream:
 
     def take(self, output: Output) -> bool:
         """Pass an output on; False if it does not continue the stream, which is then over."""
+        if output.error:  # whatever it still wanted to say before, this is why it says no more
+            self.outputs.put_nowait(request_error(*output.error))
+            return True
         if output.start != len(self.tokens):
-            self.outputs.put_nowait(Unavailable(f"the stream broke at token {len(self.tokens)}"))
+            reason = f"the stream broke at token {len(self.tokens)}: what came begins at {output.start}"
+            self.outputs.put_nowait(Unavailable(reason))
             return False
         self.tokens += output.tokens
-        self.outputs.put_nowait(request_error(*output.error) if output.error else output)
+        self.outputs.put_nowait(output)
         return True
 
 
