@@ -98,7 +98,8 @@ class Life:
 class Entry:
     """A ticket, and whether it is open. Pages are only touched under its lock.
 
-    at: pieces that were handed to the lane (source), or are written (destination). A device may be reading or writing
+    at: pieces that were handed to the lane (source), or are written (destination). across: pieces that the peer has
+    (source), in whatever order it took them. A device may be reading or writing
     pages without the lock, if they are `lent` to it: that ends before the ticket is closed.
     """
 
@@ -107,7 +108,7 @@ class Entry:
         self._lock = threading.Lock()
         self._ends: list[Callable[[], None]] = []
         self.open = True
-        self.at = 0
+        self.at = self.across = 0
 
     @property
     def number(self) -> int:

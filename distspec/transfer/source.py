@@ -182,7 +182,8 @@ class Source(Lane):
                 self._carry(part)
                 return
             self._send(link, entry, part.pieces)
-        if entry.is_last(part.pieces[-1]):
+        entry.across += len(part.pieces)
+        if entry.across == len(entry.ticket.pieces):  # those before the last one may have been offered again
             self._end(entry, None)
 
     def _send(self, group: Group, entry: Entry, pieces: tuple[range, ...]) -> None:

@@ -431,6 +431,33 @@ def test_a_reading_that_fails_ends_its_ticket_and_others_are_offered_again_throu
         side.shutdown()
 
 
+def test_pieces_that_are_offered_again_may_follow_the_last_ones() -> None:
+    """Those of a link that the destination has given up, of which the source did not know."""
+    memory, gate = HostMemory(), threading.Event()
+    a, b = _linked(memory, HostMemory("there"))
+    broken, crossing = (Crossing(number, memory, Random(0)) for number in range(2))
+
+    def fail(_: int) -> None:
+        raise OSError("device lost")
+
+    broken.pause = fail
+    for one in (broken, crossing):
+        b.receive(one.incoming())
+        a.send(one.outgoing())
+    a.advance(0, POSITIONS, Mark(None))
+    assert broken.received.wait(30)
+    assert broken.sent.wait(30)
+    for stop in (PIECES[0].stop, POSITIONS):
+        a.advance(1, stop, _never_mind(partial(gate.wait, 30)))
+    gate.set()
+    assert crossing.received.wait(30)
+    assert crossing.sent.wait(30)
+    assert not crossing.faults
+    assert crossing.reason is None
+    for side in (a, b):
+        side.shutdown()
+
+
 @pytest.mark.parametrize("patience_s", [10.0, 0.01])
 def test_the_last_pieces_are_offered_before_they_are_computed_and_read_after(patience_s: float) -> None:
     """However long that takes."""
