@@ -196,6 +196,19 @@ def any_rows() -> None:
         accept_and_move(tree, tree, integers(count, 8), tree, tree, halves(4, 100, 1024))
 
 
+def any_spans() -> None:
+    """Likewise: what a step looks at lies in one copy, of any lengths."""
+    pool = KVPool(1, 64, 8, 128, dtype=torch.bfloat16, device=torch.device("cpu"))
+    backend, nodes = TritonBackend(pool, 16, 16), Nodes(pool, 16, 16)
+    for count, pages in product((1, 2, 3), (1, 2)):
+        trees = [Span([0] * pages, 10, 1, ([10], [10, 11]), [9, 10, 11]) for _ in range(count)]
+        rows = 3 * count
+        backend.read(backend.plan(trees), 0, halves(rows, 16, 128))
+        first = halves(rows, 16, 128)
+        found = first, torch.zeros(16, rows).t()
+        nodes.read(nodes.plan(trees, [3 * i for i in range(count)]), 0, halves(rows, 16, 128), found, NATURAL, first)
+
+
 def attends(heads: int, kv_heads: int, dim: int, latent: int = 0) -> None:
     """Chains that the device plans, short and long, fewer than it has multiprocessors and more, and trees, whole and in
     two parts."""
@@ -229,6 +242,7 @@ def never_compiled() -> list[str]:
 def main() -> None:
     found = only_compile()
     any_rows()
+    any_spans()
     if anew := [kernel for kernel, hashes in found.items() if len(hashes) > 1]:
         raise SystemExit(f"compiled anew for other rows: {anew}")
     draws()

@@ -166,7 +166,7 @@ def _merge(partial, sums, at, splits, valid, step, start, best, total, M: tl.con
     return acc / tl.where(total == 0, 1.0, total)[:, None]
 
 
-@triton.jit(do_not_specialize=["words"])
+@triton.jit(do_not_specialize=["words"], do_not_specialize_on_alignment=["items", "pages", "limits", "masks"])
 def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
            GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
            REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, LAST: tl.constexpr,
@@ -241,7 +241,10 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
             tl.store(count, 0)
 
 
-@triton.jit(do_not_specialize=["words", "read", "sums_row", "sums_head"])
+@triton.jit(
+    do_not_specialize=["words", "read", "sums_row", "sums_head"],
+    do_not_specialize_on_alignment=["items", "pages", "limits", "masks", "sums"],
+)
 def join(q, keys, values, first, sums, out, items, pages, limits, masks, q_row, q_head, sums_row, sums_head, read,
          words, scale, unit, GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
          REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
