@@ -8,8 +8,9 @@ the same operation here: a segment of tokens and nodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -108,6 +109,7 @@ class Engine:
         self._logprobs_mode = options.logprobs_mode
         self.launched: Callable[[], None] = lambda: None
         self._open: dict[int, _Slot] = {}
+        self._doubted: set[int] = set()  # slots whose books may say more than was computed
         self._free = list(range(self.slots))  # a heap
         self.capture: Capture | None
         self.graphs: Graphs | None
@@ -153,8 +155,10 @@ class Engine:
         self._move(slot, self.sequence(slot).commit(ids, drop))
 
     def close(self, slot: int, keep: bool = True) -> None:
-        """Free a slot. keep False: its KV is not trusted or not wanted in the prefix cache."""
-        self.books.close(self._open.pop(slot).sequence, keep)
+        """Free a slot. keep False: its KV is not trusted or not wanted in the prefix cache. That of a slot for which a
+        step or a commit broke, as where memory ran out, is never trusted."""
+        self.books.close(self._open.pop(slot).sequence, keep and slot not in self._doubted)
+        self._doubted.discard(slot)
         self._editor.close(slot)
         self._guides.pop(slot, None)
         heappush(self._free, slot)
@@ -221,10 +225,11 @@ class Engine:
         if len({segment.slot for segment in segments}) != len(segments):
             raise ValueError("a slot appears twice in one step")
         batch = Batch(guesses=guesses)
-        for segment in segments:
-            slot = self._open[segment.slot]
-            batch.add(segment, slot.sequence, slot.params, segment.slot in self._editor)
-        found = self._forward(batch, reports) if batch.tokens else None
+        with self._doubting(segment.slot for segment in segments):
+            for segment in segments:
+                slot = self._open[segment.slot]
+                batch.add(segment, slot.sequence, slot.params, segment.slot in self._editor)
+            found = self._forward(batch, reports) if batch.tokens else None
         for segment in segments:
             # Requests that arrive while this one runs can share its prompt; a bet may be taken back.
             if len(segment.tokens) > 1 and segment.bet is None and self._open[segment.slot].shared:
@@ -351,7 +356,17 @@ class Engine:
     def _move(self, slot: int, moves: Seq[Move]) -> None:
         if moves:
             sources, destinations = zip(*moves, strict=True)
-            self.pool.move(self._locations(slot, sources), self._locations(slot, destinations))
+            with self._doubting([slot]):
+                self.pool.move(self._locations(slot, sources), self._locations(slot, destinations))
+
+    @contextmanager
+    def _doubting(self, slots: Iterable[int]) -> Iterator[None]:
+        """Books are changed before the device is asked for what they say: if that breaks, nobody may share it."""
+        try:
+            yield
+        except BaseException:
+            self._doubted.update(slots)
+            raise
 
     def _locations(self, slot: int, indices: Seq[int]) -> Tensor:
         sequence = self.sequence(slot)

@@ -137,3 +137,20 @@ def test_measuring_leaves_nothing_behind(model: Llama) -> None:
     assert engine.books.allocator.free * 4 == engine.capacity
     small = config.Engine(page_size=4, num_pages=4, max_scratch_nodes=4)
     assert step_costs(Engine(model, small, device=CPU)) == ()
+
+
+def test_what_a_step_that_broke_has_left_is_shared_with_nobody(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompt = Engine(model, config.Engine(page_size=4), device=CPU), tuple(range(11))
+
+    def breaks(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    slot = engine.open(prompt, PARAMS)
+    engine.reserve(slot, 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "hidden", breaks)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.step([Segment(slot, prompt)])
+    engine.close(slot)
+    assert engine.sequence(engine.open(prompt, PARAMS)).tokens == []
+    engine.check()
