@@ -116,17 +116,22 @@ class Compute(threading.Thread):
                     return
                 if isinstance(item, _Joined):
                     self._link = item.link
-                    self._try(item.link, partial(self._reset, item.link.incarnation))
+                    self._try(partial(self._reset, item.link.incarnation))
                 elif isinstance(item, _Proof):
                     self._prove(item)
-                elif self._link is not None and not self._try(self._link, partial(self._handle, item)):
-                    self._link = None
-            if self._link is not None and self._pause_s() == 0 and not self._try(self._link, self._work.step):
-                self._link = None
+                else:
+                    self._try(partial(self._handle, item))
+            if self._pause_s() == 0:
+                self._try(self._work.step)
 
     def _pause_s(self) -> float | None:
         """How long to wait for messages before the next step; None: for ever."""
-        return self._work.hold_s() if self._link is not None and self._work.ready() else None
+        if self._link is not None:
+            try:
+                return self._work.hold_s() if self._work.ready() else None
+            except Exception as error:
+                self._end(self._link, error)
+        return None
 
     def _put(self, *items: _Item) -> None:
         for item in items:
@@ -137,7 +142,8 @@ class Compute(threading.Thread):
     def _arrived(self) -> list[_Item]:
         """What there is to do, after a wait where there is nothing. A link is looked at before each wait as well: its
         descriptor says that something came since."""
-        link, pause_s = self._link, self._pause_s()
+        pause_s = self._pause_s()
+        link = self._link
         if link is not None:
             link.receive()
         if pause_s != 0 and self._inbox.empty():
@@ -164,14 +170,19 @@ class Compute(threading.Thread):
         self._work.reset(incarnation)
         return ()
 
-    def _try(self, link: Link, action: Later) -> bool:
-        """False if the action broke: what is held of requests cannot be trusted until the next reset."""
+    def _try(self, action: Later) -> None:
+        """Within a life. Where the action breaks, or what it replies cannot be sent, that life is over: what is held of
+        requests cannot be trusted until the next reset."""
+        link = self._link
+        if link is None:
+            return
         try:
-            replies = action()
+            if replies := action():
+                self._reply(link, replies)
         except Exception as error:
-            log.exception("the worker broke, and will begin anew")
-            self._broke(link, error)
-            return False
-        if replies:
-            self._reply(link, replies)
-        return True
+            self._end(link, error)
+
+    def _end(self, link: Link, error: Exception) -> None:
+        log.error("the worker broke, and will begin anew", exc_info=error)
+        self._link = None
+        self._broke(link, error)

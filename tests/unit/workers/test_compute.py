@@ -30,8 +30,8 @@ class Life:
 
 
 class Echo:
-    """Answers at once what is even, after a step what is odd, and breaks at `boom`. least: of what waits, that a step
-    waits for. is_called: ends its steps, each of which has `begun`."""
+    """Answers at once what is even, after a step what is odd, and breaks at `boom`; at 4013 as it is asked whether it is
+    ready. least: of what waits, that a step waits for. is_called: ends its steps, each of which has `begun`."""
 
     def __init__(self) -> None:
         self.waiting: list[str] = []
@@ -54,6 +54,8 @@ class Echo:
         return []
 
     def ready(self) -> bool:
+        if "4013" in self.waiting:
+            raise ZeroDivisionError
         return bool(self.waiting)
 
     def hold_s(self) -> float:
@@ -89,6 +91,8 @@ class Desk:
     def _reply(self, link: Link, messages: Sequence[Message]) -> None:
         for message in messages:
             assert isinstance(message, Fault)
+            if message.reason == "4066":
+                raise ZeroDivisionError
             self.said.put((link.incarnation, message.reason))
 
     def _broke(self, link: Link, error: Exception) -> None:
@@ -155,11 +159,14 @@ def test_before_a_life_messages_go_nowhere(desk: Desk) -> None:
     assert desk.hear(1) == [(1, "4")]
 
 
-def test_a_work_that_broke_is_silent_until_its_next_life(desk: Desk) -> None:
+@pytest.mark.parametrize("key", ["boom", 4013, 4066])
+def test_a_work_that_broke_is_silent_until_its_next_life(desk: Desk, key: object) -> None:
+    """In what it takes, in what says whether there is a step, in what is said: none of it ends the thread."""
     desk.join(1)
-    desk.take("boom", 2, 3)
+    desk.take(key)
     incarnation, error = desk.broken.get(timeout=30)
     assert (incarnation, type(error)) == (1, ZeroDivisionError)
+    desk.take(2, 3)
     desk.join(2)
     desk.take(6)
     assert desk.hear(1) == [(2, "6")]
