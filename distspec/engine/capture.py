@@ -49,7 +49,8 @@ class Capturing:
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, as links of other workers do.
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        with _uncollected(), capture:
+        # A capture that fails does not go back to the stream that was current: the one around it does.
+        with _uncollected(), torch.cuda.stream(torch.cuda.current_stream()), capture:
             result = compute()
         return Captured(graph.replay, result)
 

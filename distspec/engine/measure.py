@@ -19,10 +19,13 @@ _CONTEXT = 16
 
 
 def step_costs(engine: Engine) -> tuple[float, ...]:
-    """Median time of a step of each number of ROWS in units of one row; empty if the pool is too small.
+    """Median time of a step of each number of ROWS in units of one row; empty if the pool is too small, or texts too
+    short.
 
     Takes about a second; to be called before requests arrive. Needs a free slot.
     """
+    if engine.max_model_len <= _CONTEXT:
+        return ()
     slot = engine.open((), SamplingParams(max_tokens=1, temperature=0.0), use_cache=False)
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     try:

@@ -127,3 +127,17 @@ def test_an_engine_that_is_collected_does_not_end_a_capture() -> None:
 
 def captured_add() -> Captured[torch.Tensor]:
     return Capturing(CUDA)(lambda: torch.ones(4, device=CUDA) + 1)
+
+
+def test_a_capture_that_failed_leaves_the_stream_as_it_was() -> None:
+    """Else all that this thread launches later goes to the stream of captures, past what others wait for."""
+    calls = iter(range(2))
+
+    def compute() -> None:
+        if next(calls):
+            torch.cuda.current_stream().synchronize()  # ends a capture, as an allocator does that is out of memory
+
+    before = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        Capturing(CUDA)(compute)
+    assert torch.cuda.current_stream() == before

@@ -137,14 +137,15 @@ def test_measuring_leaves_nothing_behind(model: Llama) -> None:
     assert engine.books.allocator.free * 4 == engine.capacity
     small = config.Engine(page_size=4, num_pages=4, max_scratch_nodes=4)
     assert step_costs(Engine(model, small, device=CPU)) == ()
+    assert step_costs(Engine(model, config.Engine(page_size=4), device=CPU, max_model_len=16)) == ()
+
+
+def breaks(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_what_a_step_that_broke_has_left_is_shared_with_nobody(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = Engine(model, config.Engine(page_size=4), device=CPU), tuple(range(11))
-
-    def breaks(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     slot = engine.open(prompt, PARAMS)
     engine.reserve(slot, 12)
     with monkeypatch.context() as patch:
@@ -153,4 +154,20 @@ def test_what_a_step_that_broke_has_left_is_shared_with_nobody(model: Llama, mon
             engine.step([Segment(slot, prompt)])
     engine.close(slot)
     assert engine.sequence(engine.open(prompt, PARAMS)).tokens == []
+    engine.check()
+
+
+def test_so_is_what_a_commit_that_broke_did_not_move(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(model, config.Engine(page_size=4), device=CPU)
+    broken = engine.open((1, 2), PARAMS)
+    engine.reserve(broken, 20)
+    nodes = tuple(Node(id=i, parent=ROOT, token=i) for i in range(4))
+    engine.step([Segment(broken, (1, 2, 3), nodes)])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.pool, "move", breaks)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.commit(broken, [3], [0, 1, 2])
+    engine.close(broken)
+    again = engine.open((1, 2, 3, 3, 4), PARAMS)
+    assert engine.sequence(again).length == 0
     engine.check()
