@@ -32,7 +32,7 @@ from distspec.coordinator import driving
 from distspec.coordinator.context import Settings
 from distspec.coordinator.request import Request
 from distspec.drafters import Drafter, DraftRow, Guided, Proposal, StandaloneDrafter
-from distspec.engine import Engine, batch
+from distspec.engine import Engine, Guessing, batch
 from distspec.engine.acceptance import ACCEPTANCES, COUPLED, Acceptance, Rejection
 from distspec.models import prefix_layers, random_model
 from distspec.models.llama import Llama
@@ -315,10 +315,10 @@ def test_a_drafter_without_top_p_changes_no_token(monkeypatch: pytest.MonkeyPatc
 
     right, guess = outputs(), Engine.guess
 
-    def loose(self: Engine, segments: object, most: int) -> object:
+    def loose(self: Engine, *asked: Any) -> Guessing:
         for slot, known in self._open.items():
             self._open[slot] = dataclasses.replace(known, params=replace(known.params, top_p=1.0))
-        return guess(self, segments, most)  # type: ignore[arg-type]
+        return guess(self, *asked)
 
     monkeypatch.setattr(Engine, "guess", loose)
     assert outputs() == right
