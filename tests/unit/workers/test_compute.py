@@ -30,8 +30,9 @@ class Life:
 
 
 class Echo:
-    """Answers at once what is even, after a step what is odd, and breaks at `boom`; at 4013 as it is asked whether it is
-    ready. least: of what waits, that a step waits for. is_called: ends its steps, each of which has `begun`."""
+    """Answers at once what is even, after a step what is odd, and breaks at `boom`; at 4013 when it is asked whether it
+    is ready. least: of what waits, that a step waits for. is_called: ends its steps, each of which has `begun`.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[str] = []
