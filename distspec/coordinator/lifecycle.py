@@ -16,6 +16,10 @@ from distspec.speculation.policies import EAGER
 MAX_REFUSALS = 100
 """Times a request may be given up by workers without one new token, before it ends in an error."""
 
+LAG = 64
+"""Tokens that a verifier may lack of what home holds. Many more would be computed in one step, for which every request
+there waits; their KV is sent instead, and until then takes no memory."""
+
 
 def admit(ctx: Context) -> None:
     """Give queued requests to workers, oldest first, as far as credits and room go."""
@@ -275,6 +279,8 @@ def bind_verifiers(ctx: Context, request: Request) -> None:
     if not request.computed_by(request.home):
         return
     request.bound_for = request.acting
+    for name in left_behind(request):
+        ctx.close(request, name)
     wanted = [name for name in ctx.credits.role("verify") if name not in request.avoid]
     most = 0 if ctx.settings.local_drafts and ctx.settings.features else 1
     if request.acting in EAGER:
@@ -287,3 +293,11 @@ def bind_verifiers(ctx: Context, request: Request) -> None:
             return
         ctx.reserve(request, worker)
         send_kv(ctx, request, request.home, worker, request.computed_by(request.home))
+
+
+def left_behind(request: Request) -> list[str]:
+    """Verifiers that were not asked for long, as after a policy that needs no second one: home holds far more."""
+    assert request.home is not None
+    most = request.computed_by(request.home) - LAG
+    idle = request.holds.keys() - {task.worker for task in request.tasks.values()}
+    return [name for name in sorted(idle) if request.holds[name].ticket is None and request.holds[name].computed < most]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import takewhile
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,14 @@ from distspec.bench.policies import odds
 from distspec.bench.simulate import hardware
 from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Command, Event, FromWorker
+from distspec.coordinator.lifecycle import LAG
 from distspec.coordinator.machine import Machine
 from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS, Planner
 from distspec.coordinator.promises import Advice
 from distspec.curve import Curve
 from distspec.protocol.messages import Drafted
 from distspec.sim.timed import TICK_S, Hardware, Load, TimedWorld
+from distspec.sim.timed_workers import TimedTarget
 from distspec.speculation.sizes import Sizes
 
 LARGE, SMALL = hardware("h200-32b-0.6b"), hardware("h200-8b-0.6b")
@@ -143,6 +146,32 @@ def test_advice_is_taken_up_at_once_by_all_with_the_verifiers_it_needs(monkeypat
             world.run(tokens)
         assert world.now_s // TICK_S == begun_s // TICK_S
         assert all(request.acting == advice.policy and len(request.holds) == holds for request in requests)
+
+
+def test_a_verifier_that_was_not_needed_for_long_computes_no_more_than_a_little_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copy of the KV is let go meanwhile, and sent anew: all would wait for a step that makes up for it."""
+    few, many = Advice("ssd", Sizes(steps=2, nodes=8)), Advice("bvsp", Sizes(steps=2, nodes=8, early=8))
+    advised, rows, begin = [many], list[int](), TimedTarget.begin
+
+    def begun(target: TimedTarget) -> Any:
+        step = begin(target)
+        rows.append(step[0])
+        return step
+
+    monkeypatch.setattr(Planner, "advise", lambda *_, **__: advised[0])
+    monkeypatch.setattr(TimedTarget, "begin", begun)
+    world = auto(2, 0.9, verifiers=2)
+    world.run(100)
+    rows.clear()
+    requests, tokens, holds = world.machine._ctx.requests.values(), 100, []
+    for advice in (many, few, many):
+        advised[0], tokens = advice, tokens + 4 * LAG
+        world.run(tokens)
+        holds.append([len(request.holds) for request in requests])
+    assert holds == [[2, 2], [1, 1], [2, 2]]
+    assert max(rows) < 2 * LAG
 
 
 Told = tuple[Event, float, list[Command]]
