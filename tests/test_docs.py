@@ -11,18 +11,24 @@ import tomllib
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
 
-from distspec.config import PolicyName, load, named
+from distspec.config import Config, PolicyName, load, named
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 CLUSTERS = sorted((ROOT / "clusters").glob("*.yaml"))
 
+RECORDS = {"log.md", "performance.md", "CHANGELOG.md"}
+"""Pages that say what was at their time."""
+
 document = pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+living = pytest.mark.parametrize(
+    "path", [path for path in DOCS if path.name not in RECORDS], ids=lambda path: path.name
+)
 
 
 def _without_code(text: str) -> str:
@@ -52,11 +58,84 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in _anchors(aimed), target
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def _quoted(path: Path) -> list[str]:
+    """What stands between single backticks, outside of blocks."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"(?<!`)`([^`\n]+)`", text)
+
+
+@living
 def test_paths_that_are_named_exist(path: Path) -> None:
-    folders = "clusters|deploy|docs|tests|distspec"
-    for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", path.read_text()):
-        assert (ROOT / name).exists(), name
+    """From the root of the repository, or within the package as `rounds/loop.py`; in what a reader is to run, too."""
+    modules = {file.name for file in (ROOT / "distspec").rglob("*.py")}
+    for name in _quoted(path):
+        if re.fullmatch(r"\w+\.py", name):
+            assert name in modules, name
+        elif re.fullmatch(r"[\w.-]+(/[\w.-]+)*/|[\w.-]+(/[\w.-]+)+\.\w+", name):
+            assert (ROOT / name).exists() or (ROOT / "distspec" / name).exists(), name
+    for block in _blocks(path, "bash"):
+        for name in re.findall(r"(?<![\w/-])(?:clusters|deploy|docs|tests|distspec)/[\w./-]+", block):
+            assert (ROOT / name).exists(), name
+
+
+@living
+def test_names_that_are_quoted_are_names_of_ours(path: Path) -> None:
+    """Options, fields, environment variables, functions: whatever is spelled with an underscore."""
+    for quoted in _quoted(path):
+        for name in re.findall(r"(?<![\w/])[A-Za-z]+(?:_[A-Za-z0-9]+)+(?![\w/])", quoted):
+            assert name in _names() | NAMES_OF_OTHERS, f"{name} in `{quoted}`"
+
+
+NAMES_OF_OTHERS = {"enable_thinking", "allowed_tools"}
+"""What chat templates and OpenAI's API know and we do not."""
+
+
+@cache
+def _names() -> frozenset[str]:
+    code = [*(ROOT / "distspec").rglob("*.py"), *(ROOT / "tests").glob("*.py")]
+    files = [*code, *(ROOT / "deploy").glob("*.yaml"), ROOT / "Makefile"]
+    return frozenset(name for file in files if file != Path(__file__) for name in re.findall(r"\w+", file.read_text()))
+
+
+@living
+def test_configuration_keys_that_are_quoted_exist(path: Path) -> None:
+    sections = "|".join(get_type_hints(Config))
+    for quoted in _quoted(path):
+        for key in re.findall(rf"(?<![\w./])(?:{sections})(?:\.\w+)+(?![\w/])", quoted):
+            assert key.endswith(".py") or _is_key(key), key
+
+
+def _is_key(key: str) -> bool:
+    struct: Any = Config
+    for name in key.split("."):
+        hints = get_type_hints(struct) if isinstance(struct, type) else {}
+        if name not in hints:
+            return False
+        struct = hints[name]
+    return True
+
+
+def test_the_design_puts_every_module_on_a_floor() -> None:
+    table = (ROOT / "docs" / "design.md").read_text().split("| floor |")[1].split("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[2])}
+    package = ROOT / "distspec"
+    assert named == {
+        path.stem for path in [*package.glob("[a-z]*.py"), *(file.parent for file in package.glob("*/__init__.py"))]
+    }
+
+
+def test_contributing_lists_every_folder_of_tests() -> None:
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}
+    rows = re.findall(r"^\| `tests/(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    assert set(rows) == folders
+
+
+def test_every_path_of_the_server_is_documented_and_no_other() -> None:
+    source = (ROOT / "distspec" / "serving" / "http.py").read_text()
+    served = {re.sub(r"/\{.*", "", path) for path in re.findall(r'@app\.(?:get|post)\("([^"]+)"\)', source)}
+    documented = (ROOT / "docs" / "api.md").read_text()
+    assert {path for path in served if f"{path}`" not in documented} == set()
+    assert set(re.findall(r"`(?:GET|POST) (/[\w/]+)`", documented)) == served
 
 
 # -- commands -------------------------------------------------------------------------------------
