@@ -115,6 +115,14 @@ def _is_key(key: str) -> bool:
     return True
 
 
+@document
+def test_configurations_that_are_shown_can_be_used(path: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(_blocks(path, "yaml")):
+        shown = tmp_path / f"{number}.yaml"
+        shown.write_text(block)
+        load(str(shown))
+
+
 def test_the_design_puts_every_module_on_a_floor() -> None:
     table = (ROOT / "docs" / "design.md").read_text().split("| floor |")[1].split("\n\n")[0]
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[2])}
@@ -200,7 +208,9 @@ def test_make_targets_exist() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_configuration_keys_and_names_in_commands_exist(line: str) -> None:
     load("local", re.findall(r"(?<![\w.-])([a-z]\w*(?:\.\w+)+=[^\s']+)", line))
-    assert set(re.findall(r"(?:--config|distspec check) ([a-z][a-z0-9-]*)", line)) <= set(named())
+    shown = {re.findall(r"^name: (.*)$", block, re.MULTILINE)[0] for block in _blocks(ROOT / "README.md", "yaml")}
+    known = {*named(), *(f"{name}.yaml" for name in shown)}
+    assert set(re.findall(r"(?:--config|distspec check) ([a-z][a-z0-9.-]*)", line)) <= known
 
 
 # -- contents -------------------------------------------------------------------------------------
