@@ -1,7 +1,8 @@
 """A smaller causal model as drafter: it grows a tree below each text from its own draws.
 
-Knows its own engine and what it computed below each text. Does not know the target, or which of its nodes were
-judged: it sees in what the texts become which of them were accepted, and keeps the subtree that survives, KV and all.
+Knows its own engine, and what of each text and its tree is to be computed next. Does not know the target, or which of
+its nodes were judged: it sees in what the texts become which of them were accepted, and keeps the subtree that
+survives, KV and all (kept.py).
 
 Guesses are ranked with the noise that the target will use at that position (drafter-invariant coupling,
 arXiv 2408.07978), so that the two agree as often as their distributions allow.
@@ -9,45 +10,23 @@ arXiv 2408.07978), so that the two agree as often as their distributions allow.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from distspec.drafters.base import Called, DraftRow, Loan, Proposal, check_row, common, limited, never
-from distspec.drafters.sprout import Sprout
+from distspec.drafters.base import Called, DraftRow, Loan, Proposal, never
+from distspec.drafters.kept import KeptText, KeptTexts
 from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment
-from distspec.errors import IllegalTransition, OutOfPages, OutOfSlots
 from distspec.kv.pool import KVPool
-from distspec.protocol.values import ROOT, Node, SamplingParams, Shape
+from distspec.protocol.values import ROOT, Node, Shape
 
 _NO_TREE = Shape(steps=0)
-
-
-@dataclass(slots=True)
-class _Text:
-    """A committed text, and the tree below it.
-
-    pending: its last tokens, whose KV is not computed; none once the end of the text was expanded. computed: nodes
-    with KV, which are those that were expanded; the engine knows them by the same ids. slot: None where the engine
-    holds nothing of it. steps: how many more this turn is to grow, as `shape` says. is_lent: somebody else computes it.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
-    slot: int | None = None
-    pending: deque[int] = field(default_factory=deque)
-    tree: Sprout = field(default_factory=Sprout)
-    computed: set[int] = field(default_factory=set)
-    shape: Shape = field(default_factory=lambda: Shape(steps=0))
-    steps: int = 0
-    is_lent: bool = False
 
 
 @dataclass(slots=True)
 class _Part:
     """Of a step, for one text. is_void: what comes of it is not wanted any more."""
 
-    text: _Text
+    text: KeptText
     segment: Segment
     is_void: bool = False
 
@@ -94,8 +73,7 @@ class StandaloneDrafter:
     """max_model_len: of the target. max_num_batched_tokens bounds a step of the drafter's engine, max_scratch_nodes
     the nodes with KV of a text. is_called: a turn ends early then, when what was launched is through.
 
-    Its vocabulary must be the target's. When slots or pages run out, the texts drafted for least recently give
-    theirs up; they are computed again, or found in the prefix cache, when their turn comes.
+    Its vocabulary must be the target's.
     """
 
     def __init__(
@@ -110,9 +88,8 @@ class StandaloneDrafter:
         self._engine = engine
         self._budget = max_num_batched_tokens
         self._room = max_scratch_nodes
-        self._max_model_len = min(max_model_len, engine.max_model_len)
+        self._kept = KeptTexts(engine, min(max_model_len, engine.max_model_len))
         self._is_called = is_called
-        self._texts: dict[int, _Text] = {}  # least recently used first
 
     @property
     def lender(self) -> StandaloneDrafter:
@@ -128,7 +105,7 @@ class StandaloneDrafter:
         return self._engine.pool
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        texts = self._turned(rows)
+        texts = self._kept.turned(rows)
         ahead = all(map(self._is_foreseeable, texts))
         step, goes_on = self._launch(texts, ahead), True
         while step is not None:
@@ -141,111 +118,29 @@ class StandaloneDrafter:
         ]
 
     def lend(self, rows: Sequence[DraftRow]) -> list[Loan | None]:
-        texts = self._turned([replace(row, shape=_NO_TREE) for row in rows])
+        texts = self._kept.turned([replace(row, shape=_NO_TREE) for row in rows])
         for text in texts:
-            self._fell(text, texts)
+            self._kept.fell(text, texts)
         while self._catch_up(texts):
             pass
-        return [self._loan(row.request, text) for row, text in zip(rows, texts, strict=True)]
+        return [self._kept.lend(row.request, text) for row, text in zip(rows, texts, strict=True)]
 
     def forget(self, request: int) -> None:
-        text = self._texts.pop(request, None)
-        if text is not None and not text.is_lent:
-            self._close(text)
+        self._kept.forget(request)
 
     def check(self) -> None:
         """Prove that every page has exactly its holders. Raises AssertionError."""
         self._engine.check()
 
-    # -- texts ---------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------
 
-    def _turned(self, rows: Sequence[DraftRow]) -> list[_Text]:
-        for row in rows:
-            known = self._texts.get(row.request)
-            check_row(row, len(known.tokens) if known else 0)
-            if known is not None and known.is_lent:
-                raise IllegalTransition(f"request {row.request}: its slot is lent")
-        texts = [self._touch(row.request) for row in rows]
-        for text, row in zip(texts, rows, strict=True):
-            self._turn(text, row, texts)
-        return texts
-
-    def _touch(self, request: int) -> _Text:
-        text = self._texts.pop(request, None) or _Text()
-        self._texts[request] = text
-        return text
-
-    def _turn(self, text: _Text, row: DraftRow, busy: Sequence[_Text]) -> None:
-        """Make the text what the row says; keep what was computed as far as it still holds."""
-        known = len(text.tokens)
-        same = row.keep + common(text.tokens[row.keep :], row.tokens)
-        tail = row.tokens[known - row.keep :]
-        del text.tokens[row.keep :]
-        text.tokens += row.tokens
-        text.params = row.params
-        text.shape, text.steps = limited(row.shape, self._max_model_len - len(text.tokens)), row.shape.steps
-        if text.slot is not None and same == known and len(text.tokens) <= self._max_model_len:
-            self._advance(text, tail)
-        else:
-            self._close(text)
-            self._open(text, busy)
-
-    def _advance(self, text: _Text, tail: tuple[int, ...]) -> None:
-        """The text grew by `tail`: commit the nodes that it followed, drop what it left behind."""
-        assert text.slot is not None
-        kept, gone = text.tree.advance(tail)
-        done = [node for node in kept if node in text.computed]
-        self._engine.commit(text.slot, done, [node for node in gone if node in text.computed])
-        text.computed.difference_update(kept, gone)
-        text.pending.extend(tail[len(done) :])
-
-    def _open(self, text: _Text, busy: Sequence[_Text]) -> None:
-        """Take a slot; without one, or past the model's length, this text gets no drafts."""
-        if not text.tokens or len(text.tokens) > self._max_model_len:
-            return
-        while text.slot is None:
-            try:
-                text.slot = self._engine.open(text.tokens, text.params)
-            except OutOfSlots:
-                if not self._evict(busy):
-                    return
-        text.pending.extend(text.tokens[self._engine.sequence(text.slot).length :])
-
-    def _close(self, text: _Text) -> None:
-        if text.slot is not None:
-            self._engine.close(text.slot)
-        text.slot = None
-        text.pending.clear()
-        text.tree.clear()
-        text.computed.clear()
-
-    def _evict(self, busy: Sequence[_Text]) -> bool:
-        """Close the least recently used text that is not busy. Its tokens stay, so it can be opened again."""
-        for text in self._texts.values():
-            if text.slot is not None and not text.is_lent and not any(text is other for other in busy):
-                self._close(text)
-                return True
-        return False
-
-    # -- loans ---------------------------------------------------------------------------------
-
-    def _fell(self, text: _Text, busy: Sequence[_Text]) -> None:
-        """Drop the tree. Where the end of the text was expanded, its KV is among what others may share: begin anew."""
-        if text.slot is not None and not text.pending:
-            self._close(text)
-            self._open(text, busy)
-        elif text.slot is not None:
-            text.tree.clear()
-            self._engine.commit(text.slot, (), sorted(text.computed))
-            text.computed.clear()
-
-    def _catch_up(self, texts: Sequence[_Text]) -> bool:
+    def _catch_up(self, texts: Sequence[KeptText]) -> bool:
         """One step of the engine for the texts of which more than two tokens are not computed; False if none are."""
         left = self._budget
-        rows: list[tuple[_Text, Segment]] = []
+        rows: list[tuple[KeptText, Segment]] = []
         for text in texts:
             tokens = tuple(text.pending)[:-1][:left] if text.slot is not None and len(text.pending) > 2 else ()
-            if tokens and self._reserve(text, len(tokens), texts, is_idle=True):
+            if tokens and self._kept.reserve(text, len(tokens), texts, is_idle=True):
                 assert text.slot is not None
                 rows.append((text, Segment(text.slot, tokens, want=False)))
                 left -= len(tokens)
@@ -255,31 +150,12 @@ class StandaloneDrafter:
                 text.pending.popleft()
         return bool(rows)
 
-    def _loan(self, request: int, text: _Text) -> _Loan | None:
-        if text.slot is None:
-            return None
-        text.is_lent = True
-        return _Loan(self, request, text, text.slot)
-
-    def _hold(self, text: _Text, end: int) -> bool:
-        assert text.slot is not None
-        while end <= self._max_model_len:
-            try:
-                self._engine.reserve(text.slot, end - self._engine.sequence(text.slot).length)
-                return True
-            except OutOfPages:
-                if not self._evict((text,)):
-                    return False
-        return False
-
-    # -- steps ---------------------------------------------------------------------------------
-
-    def _is_foreseeable(self, text: _Text) -> bool:
+    def _is_foreseeable(self, text: KeptText) -> bool:
         """The odds alone say which nodes a step expands, whatever tokens they are."""
         edited = text.slot is not None and self._engine.is_edited(text.slot)
         return bool(text.shape.odds) and not edited and self._engine.is_coupled
 
-    def _launch(self, texts: Sequence[_Text], ahead: bool, before: _Step | None = None) -> _Step | None:
+    def _launch(self, texts: Sequence[KeptText], ahead: bool, before: _Step | None = None) -> _Step | None:
         """Begin a step of the engine: a chunk of each text that is behind, the frontier of each that is not. None if
         nothing is left to do. ahead: give the nodes their children now, which get their tokens when the step lands.
         before: the step begun last, if it has not landed."""
@@ -287,7 +163,7 @@ class StandaloneDrafter:
         parts: list[_Part] = []
         for text in texts:
             segment = self._segment(text, left) if left else None
-            if segment is not None and self._reserve(text, segment.rows, texts, is_idle=before is None):
+            if segment is not None and self._kept.reserve(text, segment.rows, texts, is_idle=before is None):
                 parts.append(_Part(text, segment))
                 left -= segment.rows
         if not parts:
@@ -350,7 +226,7 @@ class StandaloneDrafter:
         text.steps += 1
         part.is_void = True
 
-    def _segment(self, text: _Text, most: int) -> Segment | None:
+    def _segment(self, text: KeptText, most: int) -> Segment | None:
         """What this text computes next, in at most so many rows; None if its turn is over, or must wait for a step
         with room for a whole frontier."""
         if text.slot is None or not text.steps or not self._engine.is_ready(text.slot):
@@ -366,44 +242,3 @@ class StandaloneDrafter:
             return None
         nodes = (Node(id=node, parent=text.tree.parent(node), token=text.tree.token(node)) for node in frontier)
         return Segment(text.slot, (), tuple(nodes))
-
-    def _reserve(self, text: _Text, positions: int, busy: Sequence[_Text], is_idle: bool) -> bool:
-        """Pages for a segment; a text that gets none, even with the idle ones closed, is closed itself, if nothing is
-        under way."""
-        assert text.slot is not None
-        while True:
-            try:
-                self._engine.reserve(text.slot, positions)
-                return True
-            except OutOfPages:
-                if not self._evict(busy):
-                    if is_idle:
-                        self._close(text)
-                    return False
-
-
-@dataclass(slots=True)
-class _Loan:
-    """See Loan. Idle texts give way to what it holds, and no others."""
-
-    _drafter: StandaloneDrafter
-    _request: int
-    _text: _Text
-    slot: int
-
-    def hold(self, end: int) -> bool:
-        return self._drafter._hold(self._text, end)
-
-    def follow(self, tokens: Sequence[int], end: int) -> None:
-        text, sequence = self._text, self._drafter.engine.sequence(self.slot)
-        text.tokens += tokens
-        sequence.append(text.tokens[sequence.length : len(text.tokens) - 2])
-        sequence.trim(max(0, end - sequence.length))
-        text.pending = deque(text.tokens[sequence.length :])
-
-    def close(self) -> None:
-        self._text.is_lent = False
-        if self._drafter._texts.get(self._request) is self._text:
-            self._drafter.engine.sequence(self.slot).trim()
-        else:
-            self._drafter._close(self._text)

@@ -130,7 +130,7 @@ def propose(subject: StandaloneDrafter, *rows: DraftRow) -> list[Proposal]:
     proposals = subject.propose(rows)
     subject.check()
     page = subject._engine.page_size
-    for text in subject._texts.values():
+    for text in subject._kept.by_request.values():
         if text.slot is None:
             assert len(text.tree) == 0
             continue
@@ -215,7 +215,7 @@ def test_equals_dense_growth_whatever_came_before(
         keep = len(book.text) if follows else max(0, len(book.text) - cut)
         tokens = (*ways[pick % len(ways)], *piece) if follows else tuple(piece)
         tokens = tokens if keep or tokens else (1,)
-        held = request in subject._texts and subject._texts[request].slot is not None
+        held = request in subject._kept.by_request and subject._kept.by_request[request].slot is not None
         goes_on = held and (*book.text[:keep], *tokens)[: len(book.text)] == book.text
         if not goes_on:
             book.restart()
@@ -224,7 +224,7 @@ def test_equals_dense_growth_whatever_came_before(
         rows = counter.take()
         assert rows == book.rows if goes_on else rows <= book.rows
         if not goes_on:  # the prefix cache had some of it
-            book.behind = len(subject._texts[request].pending)
+            book.behind = len(subject._kept.by_request[request].pending)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
