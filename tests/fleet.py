@@ -27,6 +27,9 @@ from tests.wire import Port, Wire
 
 TURN_S = 0.01
 
+PIECES = 100
+"""Of what the coordinator works out meanwhile, after each message of a worker: requests here are short."""
+
 Build = Callable[[str, Port, Callable[[Later], None]], tuple[Work, Hello]]
 """The work of a new worker, and what it says of itself: of a role, with a transport and a way to run actions later."""
 
@@ -185,6 +188,8 @@ class Fleet:
                     self._outputs.append(output)
                 case events.Suspect(worker=name, reason=reason):
                     raise AssertionError(f"{name} is suspected: {reason}")
+        if isinstance(event, events.FromWorker):
+            self.machine.handle(events.Thought(PIECES), self.turns * TURN_S)
 
     def _ask(self, key: str) -> None:
         stream = self.streams[key]

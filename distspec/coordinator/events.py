@@ -67,7 +67,14 @@ class Drain(_Event, frozen=True):
     worker: str
 
 
-Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick | Drain
+class Thought(_Event, frozen=True):
+    """Nobody waited for anything: so many pieces of what takes long were worked out meanwhile, each well below a
+    millisecond. It changes what later events lead to, and leads to nothing itself."""
+
+    pieces: int
+
+
+Event = WorkerJoined | WorkerLeft | ClientLeft | FromWorker | FromClient | Tick | Drain | Thought
 
 
 class ToWorker(_Event, frozen=True):

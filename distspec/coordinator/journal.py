@@ -22,7 +22,7 @@ from distspec.coordinator.events import Command, Event
 from distspec.errors import BadMessage
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 _READ_BYTES = 1 << 16
 
 

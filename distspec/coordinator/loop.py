@@ -35,6 +35,12 @@ from distspec.protocol.messages import (
 
 log = logging.getLogger(__name__)
 
+THINK_S = 0.0005
+"""How long what workers and clients say may wait at most, and a piece more, for what nobody waits for."""
+
+REST = 3.0
+"""How many times as long as it thought the loop rests: on a small machine workers want the processor, too."""
+
 
 class Watcher(Protocol):
     """Whoever starts workers wants to know which of their lives came and went."""
@@ -82,17 +88,18 @@ class Loop:
         self._failed = failed
         self._journal = journal
         self._clock = clock
-        self._taken: Event | None = None
         self._lives: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._thinking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to tell the machine the time."""
         self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._tick)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._thinking):
+            if timer is not None:
+                timer.cancel()
         if self._journal is not None:
             self._journal.close()
 
@@ -153,21 +160,36 @@ class Loop:
             self._journal.flush()
 
     def _handle(self, *batch: Event) -> None:
-        """Let the machine take events in order, and send what it commands. Workers wait for that, so what is to be
-        thought about the last of them, and what is seen of all, comes afterwards."""
+        """Let the machine take events in order, and send what it commands. Workers wait for that, so what is seen of
+        them comes afterwards."""
         handled = [self._take(event) for event in batch]
         self._hub.flush()
-        self._think()
         for one in handled:
             self._observer.handled(*one)
+        if self._thinking is None and self._machine.has_thoughts:
+            self._thinking = asyncio.get_running_loop().call_later(REST * THINK_S, self._think)
+
+    def _think(self) -> None:
+        """For a moment, piece by piece; and again after a rest, until nothing is left to be worked out."""
+        now_s, began_s = self._clock(), time.perf_counter()
+        pieces, took_s, self._thinking = 0, 0.0, None
+        try:
+            while took_s < THINK_S and self._machine.has_thoughts:
+                self._machine.handle(events.Thought(1), now_s)
+                pieces, took_s = pieces + 1, time.perf_counter() - began_s
+        except Exception as error:
+            self._blame(events.Thought(pieces), error)
+            return
+        if self._journal is not None:
+            self._journal.write(now_s, events.Thought(pieces), ())
+        if self._machine.has_thoughts:
+            self._thinking = asyncio.get_running_loop().call_later(REST * took_s, self._think)
 
     def _take(self, event: Event) -> _Handled:
-        self._think()
         now_s, began_s = self._clock(), time.perf_counter()
         commands: list[Command] = []
         try:
-            commands = self._machine.take(event, now_s)
-            self._taken = event
+            commands = self._machine.handle(event, now_s)
         except Exception as error:
             self._blame(event, error)
         finally:
@@ -176,15 +198,6 @@ class Loop:
         for command in commands:
             self._do(command)
         return _Handled(event, commands, self._machine.notes, time.time(), time.perf_counter() - began_s)
-
-    def _think(self) -> None:
-        """About the event that was taken last, once: before the next one, whoever brings that."""
-        event, self._taken = self._taken, None
-        if event is not None:
-            try:
-                self._machine.think(event)
-            except Exception as error:
-                self._blame(event, error)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, events.Suspect):

@@ -49,6 +49,7 @@ class Machine:
             events.FromClient: self._from_client,
             events.Tick: self._tick,
             events.Drain: self._drain,
+            events.Thought: self._thought,
         }
         self._messages: dict[type, Callable[[Request, str, Any], None]] = {
             Verdict: self._verdict,
@@ -60,27 +61,17 @@ class Machine:
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at time `now` (seconds, never falling). Returns what to send, in order.
-
-        This is `take` and `think`; whoever has somebody waiting for the commands sends them in between.
-        """
-        commands = self.take(event, now)
-        self.think(event)
-        return commands
-
-    def take(self, event: Event, now: float) -> list[Command]:
-        """The first part of `handle`; `think` follows before the next event."""
+        """Take one event at time `now` (seconds, never falling). Returns what to send, in order."""
         ctx = self._ctx
         ctx.now, ctx.out, ctx.notes = now, [], []
         self._events[type(event)](event)
         lifecycle.admit(ctx)
         return ctx.out
 
-    def think(self, event: Event) -> None:
-        """Work out what policies are worth, for a few milliseconds for each step that a worker reports: what follows is
-        for later events. No command and no note comes of it."""
-        if isinstance(event, events.FromWorker) and isinstance(event.message, _Stepped):
-            self._ctx.planner.think()
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether something is to be worked out, by a `Thought` whenever nobody waits."""
+        return self._ctx.planner.is_valuing
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -346,6 +337,9 @@ class Machine:
             lifecycle.bind_verifiers(self._ctx, request)
 
     # -- time ------------------------------------------------------------------------------------
+
+    def _thought(self, event: events.Thought) -> None:
+        self._ctx.planner.think(event.pieces)
 
     def _tick(self, event: events.Tick) -> None:
         ctx = self._ctx

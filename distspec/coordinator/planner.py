@@ -38,9 +38,6 @@ LEAST = 100
 GUESSES = 40
 """Judged guesses that are waited for as well, but not beyond PATIENCE observations: there may be none."""
 
-AT_ONCE = 8
-"""Pieces of the valuing that are done per message of a worker: a few milliseconds."""
-
 CROWD = 4
 """Running requests per verifier up to which `bvsp` is valued at all."""
 
@@ -137,11 +134,15 @@ class Planner:
             advisor.learn(result, now, lucky.odds)
         return advisor.advice or self._first(policies)
 
-    def think(self) -> None:
-        """Go on with valuing, for a few milliseconds. Requests that are leased ask for advice only now and then, so
-        this goes by what workers say."""
+    @property
+    def is_valuing(self) -> bool:
+        """What was asked for last is not known yet."""
+        return self._asked is not None and not self._asked.is_done
+
+    def think(self, pieces: int) -> None:
+        """Go on with valuing. Requests that are leased ask for advice only now and then, so this goes by itself."""
         if self._asked is not None and not self._asked.is_done:
-            self._asked.go_on(AT_ONCE)
+            self._asked.go_on(pieces)
 
     def probes(self) -> None:
         """A request does as `probe` says, and not as it was advised."""

@@ -26,6 +26,9 @@ VOCAB = 32_768
 PROMPT = 4
 TICK_S = 1.0
 _CAPACITY = 1 << 40
+PIECES = 8
+"""Of what the coordinator works out meanwhile, after each message of a worker."""
+
 CLAIMED = 9
 """Widths of which a target says what they cost, each twice the one before."""
 
@@ -220,7 +223,10 @@ class TimedWorld:
 
     def _tell(self, event: events.Event) -> None:
         """The machine takes an event, and what it wishes is on its way."""
-        for command in self.machine.handle(event, self.now_s):
+        commands = self.machine.handle(event, self.now_s)
+        if isinstance(event, events.FromWorker):
+            self.machine.handle(events.Thought(PIECES), self.now_s)
+        for command in commands:
             match command:
                 case events.ToWorker(worker=name, message=message):
                     self._later(self._hop_s, partial(self._arrive, name, message))

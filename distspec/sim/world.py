@@ -24,6 +24,9 @@ from distspec.sim.network import Network
 from distspec.sim.plan import LONGEST_PROMPT, MOST_TOKENS, Plan
 from distspec.sim.violation import Violation
 
+PIECES = 8
+"""Of what the coordinator works out meanwhile, after each message of a worker."""
+
 
 @dataclass(slots=True)
 class Stream:
@@ -132,6 +135,8 @@ class World:
                     self.network.deliver(COORDINATOR, client, lambda o=output: self._output(o))  # type: ignore[misc]
                 case events.Suspect(worker=name, reason=reason):
                     self._suspected(name, reason)
+        if isinstance(event, events.FromWorker) and self.machine.has_thoughts:
+            self._event(events.Thought(PIECES))
 
     def _judged(self, event: events.Event) -> tuple[int, list[int]]:
         """The request and its live nodes that this event carries a verdict of, from a worker that holds it."""

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HURRIED = {
     "LEAST": 10,
-    "AT_ONCE": 100,
     "WINDOW": 8,
     "WINDOW_STEPS": 1,
     "SETTLE_STEPS": 0,

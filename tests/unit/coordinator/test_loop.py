@@ -6,7 +6,6 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,11 +15,12 @@ import pytest
 import pytest_asyncio
 
 from distspec.coordinator.context import Settings
-from distspec.coordinator.events import Event, Tick
+from distspec.coordinator.events import Command, Event, Thought, Tick
 from distspec.coordinator.journal import Journal, read
 from distspec.coordinator.loop import Loop
 from distspec.coordinator.machine import Machine
 from distspec.coordinator.observe import Observer
+from distspec.coordinator.planner import Planner
 from distspec.coordinator.replay import replay
 from distspec.errors import BadMessage, InvalidField, LinkLost, Unavailable
 from distspec.protocol.channel import Hub, Link
@@ -176,9 +176,7 @@ async def test_streams_are_the_plain_targets_whatever_the_policy(fleet: Fleet) -
     assert {("draft:0", "draft"), ("coordinator", "commit"), ("decode:0", "verify")} <= seen
 
 
-async def test_what_is_commanded_has_left_before_it_is_looked_at_and_thought_about(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_commanded_has_left_before_it_is_looked_at(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     life = fleet.coordinator()
     waiting: list[Message] = []
 
@@ -186,30 +184,38 @@ async def test_what_is_commanded_has_left_before_it_is_looked_at_and_thought_abo
         waiting.extend(message for session in life.hub._sessions.values() for message in session.outbox)
 
     monkeypatch.setattr(life.observer, "handled", watch)
-    monkeypatch.setattr(life.machine, "think", watch)
     for name in ("decode:0", "draft:0"):
         await fleet.worker(name)
     assert await stream(await fleet.client(), PROMPTS[0], "sd") == plain(PROMPTS[0])
     assert not [message for message in waiting if not isinstance(message, Welcome | ClientWelcome)]
 
 
-async def test_each_event_is_thought_about_before_the_next(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a journal would not replay to the same."""
+async def test_nobody_waits_for_thoughts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which there is no end here."""
     life = fleet.coordinator()
-    order: list[tuple[str, int]] = []
+    thoughts: list[Event] = []
+    handle = life.machine.handle
 
-    def noted(what: str, does: Any, event: Event, *now: float) -> Any:
-        order.append((what, id(event)))
-        return does(event, *now)
+    def handled(event: Event, now_s: float) -> list[Command]:
+        if isinstance(event, Thought):
+            thoughts.append(event)
+        return handle(event, now_s)
 
-    for what in ("take", "think"):
-        monkeypatch.setattr(life.machine, what, partial(noted, what, getattr(life.machine, what)))
-    for name in ("decode:0", "verify:0", "draft:0"):
+    monkeypatch.setattr(Machine, "has_thoughts", True)
+    monkeypatch.setattr(life.machine, "handle", handled)
+    for name in ("decode:0", "draft:0"):
         await fleet.worker(name)
-    client = await fleet.client()
-    await asyncio.gather(*(stream(client, prompt, "auto") for prompt in PROMPTS))
-    assert [what for what, _ in order] == ["take", "think"] * (len(order) // 2)
-    assert [event for what, event in order if what == "take"] == [event for what, event in order if what == "think"]
+    assert await stream(await fleet.client(), PROMPTS[0], "sd") == plain(PROMPTS[0])
+    assert thoughts
+
+
+async def test_a_thought_that_fails_ends_this_life(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    life, failed = fleet.coordinator(), asyncio.Event()
+    monkeypatch.setattr(Machine, "has_thoughts", True)
+    monkeypatch.setattr(Planner, "think", lambda *_: 1 / 0)
+    monkeypatch.setattr(life.loop, "_failed", lambda error: failed.set())
+    await fleet.worker("decode:0")
+    await asyncio.wait_for(failed.wait(), 5.0)
 
 
 async def test_streams_go_on_under_the_next_coordinator(fleet: Fleet) -> None:
@@ -400,6 +406,19 @@ async def test_a_journal_replays_to_the_same_commands(fleet: Fleet, tmp_path: Pa
     divergence = replay(path).divergence
     assert divergence is not None
     assert divergence.index == len(frames) - 2
+
+
+async def test_a_journal_knows_how_much_was_thought_before_each_event(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That depends on who waited, and advice on it."""
+    thought: list[int] = []
+    monkeypatch.setattr(Machine, "has_thoughts", True)
+    monkeypatch.setattr(Planner, "think", lambda _, pieces: thought.append(pieces))
+    await run_journal(fleet, tmp_path / "journal", limit_bytes=1 << 24)
+    before, thought[:] = sum(thought), []
+    assert replay(tmp_path / "journal").divergence is None
+    assert sum(thought) == before > 0
 
 
 async def test_a_machine_that_decides_otherwise_is_found_out(fleet: Fleet, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distspec.coordinator.planner import (
-    AT_ONCE,
     CROWD,
     LEAST,
     PATIENCE,
@@ -37,6 +36,9 @@ SMALL = Sizes(steps=2, nodes=4, lookahead=2, fan=2, width=2, live=8, early=4)
 POLICIES = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp")
 QUICK = ("ar", "sd", "pearl", "dsi")
 """Policies that are valued in no time."""
+
+PIECES = 8
+"""Of the valuing that are done before each question."""
 
 
 def judge(planner: Planner, share: float, nodes: int) -> None:
@@ -84,7 +86,7 @@ class Fleet:
         self.advice = self.ask()
 
     def ask(self, running: int = 1) -> Advice:
-        self.planner.think()
+        self.planner.think(PIECES)
         return self.planner.advise(
             KIND, running, self.verifiers, 1, self.policies, now_s=self.now_s, tokens=int(self.tokens)
         )
@@ -195,17 +197,19 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], set[str]]:
     return pieces, valued
 
 
-def test_no_event_waits_for_the_valuing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valuing_goes_on_by_as_many_pieces_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else does any of it; it comes to an end, and says so."""
     pieces, valued = spy(monkeypatch)
-    planner = informed(0.8)
-    fleet = Fleet(planner, lambda advice: 100.0, POLICIES, verifiers=2)
-    most = before = pieces["all"]
-    for _ in range(500):
-        fleet.run(1)
-        most, before = max(most, pieces["all"] - before), pieces["all"]
-    assert 0 < most <= AT_ONCE
-    assert pieces["all"] > 5 * AT_ONCE
-    assert valued == set(POLICIES)  # it came to an end
+    fleet = Fleet(informed(0.8), lambda advice: 100.0, POLICIES, verifiers=2)
+    for most in (0, 1, PIECES):
+        before = pieces["all"]
+        fleet.planner.think(most)
+        fleet.planner.advise(KIND, 1, 2, 1, POLICIES, now_s=0.0, tokens=0)
+        assert pieces["all"] - before == most
+    assert fleet.planner.is_valuing
+    fleet.planner.think(1 << 30)
+    assert not fleet.planner.is_valuing
+    assert valued == set(POLICIES)
 
 
 @pytest.mark.parametrize("verifiers", [1, 3])
