@@ -127,10 +127,14 @@ class Engine:
             raise OutOfSlots(self.slots)
         slot = heappop(self._free)
         self._open[slot] = _Slot(self.books.open(tokens, use_cache), params, use_cache)
-        guide = Guide.of(params, self._grammars)
-        if guide is not None:
-            self._guides[slot] = guide
-        self._editor.open(slot, params, guide)
+        try:
+            guide = Guide.of(params, self._grammars)
+            if guide is not None:
+                self._guides[slot] = guide
+            self._editor.open(slot, params, guide)
+        except BaseException:  # as where memory ran out for what edits need: nobody knows the slot yet
+            self.close(slot)
+            raise
         return slot
 
     def is_ready(self, slot: int) -> bool:

@@ -11,6 +11,7 @@ from distspec.errors import ConfigError, IllegalTransition, InvalidValue, OutOfP
 from distspec.models import random_model
 from distspec.models.llama import Llama
 from distspec.protocol.values import ROOT, Node, SamplingParams
+from distspec.sampling.tables import Counts
 from tests.shapes import SMALLEST
 
 CPU = torch.device("cpu")
@@ -34,6 +35,28 @@ def test_slots_and_pages_are_refused_and_nothing_leaks(model: Llama) -> None:
     engine.close(first)
     assert engine.open([3], PARAMS) == first
     engine.reserve(second, 16)
+    engine.check()
+
+
+def test_an_opening_that_breaks_takes_no_slot_and_no_page(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory ends; who asked again would find fewer each time, and what the next one asks for is its own."""
+    engine = Engine(model, config.Engine(page_size=4, num_pages=8, max_num_seqs=1, max_scratch_nodes=4), device=CPU)
+    prompt = tuple(range(9))
+    first = engine.open(prompt, PARAMS)
+    engine.reserve(first, len(prompt))
+    engine.step([Segment(first, prompt)])
+    engine.close(first)
+
+    def short(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Counts, "open", short)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            engine.open(prompt, replace(PARAMS, presence_penalty=1.0))
+    slot = engine.open((), PARAMS)
+    assert not engine.is_edited(slot)
+    engine.reserve(slot, 32)
     engine.check()
 
 
