@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from distspec.errors import ConfigError, ModelNotFound
-from distspec.models.config import ModelConfig
+from distspec.models.config import FIELD, ModelConfig
+from distspec.models.fields import Fields, read_object
 from distspec.models.llama import Llama, parameters, random_model
 from distspec.models.parts import Parts
 from distspec.models.shapes import weights_seed
@@ -67,11 +68,11 @@ class Checkpoint:
     Raises ModelNotFound without weights, ConfigError for broken files.
     """
 
-    def __init__(self, folder: str | Path, field: str = "model.name") -> None:
+    def __init__(self, folder: str | Path, field: str = FIELD) -> None:
         self.folder = Path(folder)
         self.field = field
         self.tensors: dict[str, Stored] = {}
-        for path in weight_files(self.folder):
+        for path in weight_files(self.folder, field):
             self.tensors |= _map(path, field)
 
     def parameter(self, parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -94,11 +95,13 @@ class Checkpoint:
         return stored
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights. Raises ModelNotFound if there are none or one of them is absent."""
+def weight_files(folder: Path, field: str = FIELD) -> list[Path]:
+    """The files with a folder's weights. field: as of Checkpoint. Raises ModelNotFound if there are none or one of them
+    is absent, ConfigError for a broken index."""
     index = folder / INDEX
     if index.is_file():
-        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        names = Fields(read_object(index, field), str(index), field).part("weight_map").tree.values()
+        files = [folder / name for name in sorted({str(name) for name in names})]
     else:
         files = [folder / (PICKLED if (folder / PICKLED).is_file() and not (folder / SINGLE).is_file() else SINGLE)]
     absent = [str(path) for path in files if not path.is_file()]
@@ -191,7 +194,7 @@ def _map(path: Path, field: str) -> dict[str, Stored]:
     size = path.stat().st_size
     try:
         return dict(_entries(path, size))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(field, f"{path}: no whole safetensors file: {error}") from None
 
 
@@ -201,6 +204,8 @@ def _unpickled(path: Path, field: str) -> Iterator[tuple[str, Stored]]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever zip, pickle and torch raise
         raise ConfigError(field, f"{path}: no state dict of tensors: {str(error)[:200]}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ConfigError(field, f"{path}: no state dict of tensors")
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ConfigError(field, f"{path}: {name} is {tensor.dtype}, supported: {', '.join(map(str, NAMES))}")
@@ -214,6 +219,8 @@ def _entries(path: Path, size: int) -> Iterator[tuple[str, Stored]]:
         if not 0 < length <= size - 8:
             raise ValueError(f"header of {length} bytes in a file of {size}")
         header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("the header is no object")
     mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     for name, entry in header.items():
         if name == "__metadata__":
@@ -222,7 +229,7 @@ def _entries(path: Path, size: int) -> Iterator[tuple[str, Stored]]:
             raise ValueError(f"{name} is {entry['dtype']}, supported: {', '.join(DTYPES)}")
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        if end > size or end - begin != math.prod(shape) * dtype.itemsize:
+        if begin < 8 + length or end > size or end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} lies outside the file or does not fill its shape")
         yield name, Stored(mapped, begin, end, dtype, shape)
 

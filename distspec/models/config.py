@@ -6,13 +6,16 @@ devices, or where a checkpoint came from. A variant that would be computed wrong
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distspec.errors import ConfigError, ModelNotFound
+from distspec.models.fields import Fields, read_object
+
+FIELD = "model.name"
+"""What names the target's folder in the configuration."""
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -113,44 +116,51 @@ class ModelConfig:
         Raises ModelNotFound without a config.json, ConfigError for what this code cannot compute.
         """
         path = Path(folder) / "config.json"
-        tree = read_tree(folder)
-        more = _read(path.with_name("generation_config.json"))
-        return cls.from_tree(tree, str(path), eos=_eos(tree) | _eos(more))
+        more = path.with_name("generation_config.json")
+        return cls.from_tree(
+            read_tree(folder), str(path), eos=Fields(_read(more), str(more), FIELD).ids("eos_token_id")
+        )
 
     @classmethod
     def from_tree(
-        cls, tree: dict[str, Any], where: str, *, field: str = "model.name", eos: Collection[int] = ()
+        cls, tree: Mapping[str, Any], where: str, *, field: str = FIELD, eos: frozenset[int] = frozenset()
     ) -> ModelConfig:
         """The configuration that a config.json, or a part of one, holds. where: it was found; field: what names it in
-        the configuration. Raises ConfigError for what this code cannot compute."""
-        _refuse_unsupported(where, tree, field)
-        try:
-            return cls._of(tree, eos)
-        except KeyError as key:
-            raise ConfigError(field, f"{where}: key {key} is missing") from None
+        the configuration; eos: end tokens that are known beside its own. Raises ConfigError for what this code cannot
+        compute."""
+        fields = Fields(tree, where, field)
+        _refuse_unsupported(fields)
+        config = cls._of(fields, eos)
+        if config.num_heads % config.num_kv_heads or config.rope_dim % 2:
+            shape = f"{config.num_heads} heads over {config.num_kv_heads} of keys, {config.rope_dim} numbers rotated"
+            raise ConfigError(field, f"{where}: {shape}: need a multiple, and an even number")
+        return config
 
     @classmethod
-    def _of(cls, tree: dict[str, Any], eos: Collection[int]) -> ModelConfig:
-        rope = _rope(tree)
-        heads, hidden, kind = tree["num_attention_heads"], tree["hidden_size"], tree["model_type"]
-        latent = _latent(tree)
-        kv_heads, dim = tree.get("num_key_value_heads") or heads, tree.get("head_dim") or hidden // heads
+    def _of(cls, fields: Fields, eos: frozenset[int]) -> ModelConfig:
+        rope, latent = _rope(fields), _latent(fields)
+        heads, hidden, kind = (
+            fields.count("num_attention_heads"),
+            fields.count("hidden_size"),
+            fields.tree["model_type"],
+        )
+        kv_heads = fields.count("num_key_value_heads", heads)
         return cls(
-            num_layers=tree["num_hidden_layers"],
+            num_layers=fields.count("num_hidden_layers"),
             hidden_size=hidden,
             num_heads=heads,
             num_kv_heads=1 if latent else kv_heads,
-            head_dim=latent.rank + latent.rope_dim if latent else dim,
-            intermediate_size=tree["intermediate_size"],
-            vocab_size=tree["vocab_size"],
-            max_position=tree["max_position_embeddings"],
+            head_dim=latent.rank + latent.rope_dim if latent else fields.count("head_dim", hidden // heads),
+            intermediate_size=fields.count("intermediate_size"),
+            vocab_size=fields.count("vocab_size"),
+            max_position=fields.count("max_position_embeddings"),
             model_type=kind,
-            rms_eps=tree.get("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta") or tree.get("rope_theta") or 10000.0),
+            rms_eps=fields.number("rms_norm_eps", 1e-6),
+            rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10000.0)),
             rope_scaling=_scaling(rope),
-            tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
-            attention_bias=bool(tree.get("attention_bias", kind == "qwen2")),
-            eos_token_ids=tuple(sorted(eos)),
+            tie_embeddings=fields.flag("tie_word_embeddings"),
+            attention_bias=fields.flag("attention_bias", kind == "qwen2"),
+            eos_token_ids=tuple(sorted(fields.ids("eos_token_id") | eos)),
             latent=latent,
         )
 
@@ -184,7 +194,7 @@ class ModelConfig:
         return tree
 
 
-def read_tree(folder: str | Path, field: str = "model.name") -> dict[str, Any]:
+def read_tree(folder: str | Path, field: str = FIELD) -> dict[str, Any]:
     """What a folder's config.json holds. Raises ModelNotFound without one, ConfigError if it is no JSON object."""
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -192,52 +202,39 @@ def read_tree(folder: str | Path, field: str = "model.name") -> dict[str, Any]:
     return _read(path, field)
 
 
-def _read(path: Path, field: str = "model.name") -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        tree = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(field, f"{path}: not JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(field, f"{path}: the top level must be an object")
-    return tree
+def _read(path: Path, field: str = FIELD) -> dict[str, Any]:
+    return read_object(path, field) if path.is_file() else {}
 
 
-def _eos(tree: dict[str, Any]) -> set[int]:
-    ids = tree.get("eos_token_id")
-    return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
+def _rope(fields: Fields) -> Fields:
+    """Rotary parameters: one object since transformers 5, a scaling object beside rope_theta before."""
+    return fields.part("rope_parameters" if fields.tree.get("rope_parameters") else "rope_scaling")
 
 
-def _rope(tree: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters: one dict since transformers 5, a scaling dict beside rope_theta before."""
-    return tree.get("rope_parameters") or tree.get("rope_scaling") or {}
+def _rope_kind(rope: Fields) -> str:
+    return str(rope.tree.get("rope_type") or rope.tree.get("type") or "default")
 
 
-def _rope_kind(rope: dict[str, Any]) -> str:
-    return str(rope.get("rope_type") or rope.get("type") or "default")
-
-
-def _scaling(rope: dict[str, Any]) -> RopeScaling | None:
+def _scaling(rope: Fields) -> RopeScaling | None:
     kind = _rope_kind(rope)
     if kind == "default":
         return None
     if kind == "yarn":
         return RopeScaling(
             kind=kind,
-            factor=float(rope["factor"]),
-            original_max_position=int(rope["original_max_position_embeddings"]),
-            beta_fast=float(rope.get("beta_fast") or 32.0),
-            beta_slow=float(rope.get("beta_slow") or 1.0),
-            mscale=float(rope.get("mscale") or 0.0),
-            mscale_all_dim=float(rope.get("mscale_all_dim") or 0.0),
+            factor=rope.number("factor"),
+            original_max_position=rope.count("original_max_position_embeddings"),
+            beta_fast=rope.number("beta_fast", 32.0),
+            beta_slow=rope.number("beta_slow", 1.0),
+            mscale=rope.number("mscale", 0.0, may_be_zero=True),
+            mscale_all_dim=rope.number("mscale_all_dim", 0.0, may_be_zero=True),
         )
     return RopeScaling(
         kind=kind,
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
-        original_max_position=int(rope.get("original_max_position_embeddings", 8192)),
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor", 1.0),
+        high_freq_factor=rope.number("high_freq_factor", 4.0),
+        original_max_position=rope.count("original_max_position_embeddings", 8192),
     )
 
 
@@ -253,15 +250,15 @@ def _scaling_tree(scaling: RopeScaling) -> dict[str, Any]:
     return tree | {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
 
 
-def _latent(tree: dict[str, Any]) -> Latent | None:
-    if tree["model_type"] not in LATENT_TYPES:
+def _latent(fields: Fields) -> Latent | None:
+    if fields.tree["model_type"] not in LATENT_TYPES:
         return None
     return Latent(
-        rank=tree["kv_lora_rank"],
-        query_rank=tree["q_lora_rank"],
-        plain_dim=tree["qk_nope_head_dim"],
-        rope_dim=tree["qk_rope_head_dim"],
-        value_dim=tree["v_head_dim"],
+        rank=fields.count("kv_lora_rank"),
+        query_rank=fields.count("q_lora_rank", 0, least=0) or None,
+        plain_dim=fields.count("qk_nope_head_dim"),
+        rope_dim=fields.count("qk_rope_head_dim"),
+        value_dim=fields.count("v_head_dim"),
     )
 
 
@@ -279,28 +276,29 @@ def _latent_tree(latent: Latent, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _refuse_unsupported(where: str, tree: dict[str, Any], field: str) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
+    tree, rope = fields.tree, _rope(fields)
     windowed = tree.get("sliding_window") and tree.get("use_sliding_window", tree.get("model_type") == "mistral")
-    rope = _rope(tree)
+    part = rope.tree.get("partial_rotary_factor", tree.get("partial_rotary_factor", 1.0))
     found = {
         "model_type": (tree.get("model_type"), tuple(ARCHITECTURES)),
         "hidden_act": (tree.get("hidden_act", "silu"), ("silu",)),
         "rope_type": (_rope_kind(rope), ("default", "linear", "llama3", "yarn")),
-        "attention_factor": (rope.get("attention_factor"), (None,)),
-        "truncate": (rope.get("truncate", True), (True,)),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", tree.get("partial_rotary_factor", 1.0)), (1.0,)),
+        "attention_factor": (rope.tree.get("attention_factor"), (None,)),
+        "truncate": (rope.tree.get("truncate", True), (True,)),
+        "partial_rotary_factor": (part, (1.0,)),
         "mlp_bias": (bool(tree.get("mlp_bias", False)), (False,)),
         "sliding_window": (tree["sliding_window"] if windowed else None, (None,)),
         "quantization_config": (tree.get("quantization_config"), (None,)),
     }
     if tree.get("model_type") in LATENT_TYPES:
-        dense = tree.get("first_k_dense_replace") or 0
+        experts = fields.count("num_hidden_layers") - fields.count("first_k_dense_replace", 0, least=0)
         found |= {
             "attention_bias": (bool(tree.get("attention_bias", False)), (False,)),
             "rope_interleave": (tree.get("rope_interleave", True), (True,)),
-            "layers with experts:": (max(0, tree.get("num_hidden_layers", 0) - dense), (0,)),
+            "layers with experts:": (max(0, experts), (0,)),
         }
     for key, (value, supported) in found.items():
         if value not in supported:
             options = " or ".join(map(str, supported))
-            raise ConfigError(field, f"{where}: {key} {value!r} is not supported; supported: {options}")
+            raise ConfigError(fields.field, f"{fields.where}: {key} {value!r} is not supported; supported: {options}")

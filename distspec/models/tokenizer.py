@@ -5,15 +5,16 @@ Knows transformers' tokenizer files. Does not know models' weights, chats or req
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from distspec.errors import ConfigError, ModelNotFound
-from distspec.models.config import ModelConfig
+from distspec.models.config import FIELD, ModelConfig
+from distspec.models.fields import read_object
 
 TOKENIZER = "tokenizer.json"
+_DRAFTER = "speculation.draft_model"
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 """Special tokens with which chat models end a turn, whether or not their config lists them."""
 
@@ -22,13 +23,16 @@ def load_tokenizer_folder(folder: Path) -> Any:
     """A transformers PreTrainedTokenizerFast with chat template and end token, exactly as tokenizer.json says.
 
     AutoTokenizer is not used: it may rebuild the tokenizer from its class and lose steps of the file.
-    Raises ModelNotFound without a tokenizer.json.
+    Raises ModelNotFound without a tokenizer.json, ConfigError for one that cannot be read.
     """
     from transformers import PreTrainedTokenizerFast
 
     if not (folder / TOKENIZER).is_file():
         raise ModelNotFound(str(folder), [str(folder / TOKENIZER)])
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # whatever its own parser, transformers and JSON raise
+        raise ConfigError(FIELD, f"{folder}: no tokenizer that can be read: {error!r:.200}") from None
 
 
 def stop_ids(tokenizer: Any, eos_token_ids: Iterable[int] = ()) -> tuple[int, ...]:
@@ -45,8 +49,7 @@ def same_vocabulary(target: Path, drafter: Path) -> None:
     can propose. Raises ConfigError that names what differs.
     """
     sizes = [ModelConfig.from_pretrained(folder).vocab_size for folder in (target, drafter)]
-    vocabularies = [_vocabulary(folder) for folder in (target, drafter)]
-    ours, theirs = vocabularies
+    ours, theirs = _vocabulary(target, FIELD), _vocabulary(drafter, _DRAFTER)
     if sizes[1] > sizes[0]:
         raise _mismatch(drafter, f"{sizes[1]} token ids, the target has {sizes[0]}")
     if ours is None and theirs is None and sizes[0] == sizes[1]:
@@ -60,17 +63,20 @@ def same_vocabulary(target: Path, drafter: Path) -> None:
 
 
 def _mismatch(drafter: Path, what: str) -> ConfigError:
-    return ConfigError("speculation.draft_model", f"{drafter} does not share the target's vocabulary: {what}")
+    return ConfigError(_DRAFTER, f"{drafter} does not share the target's vocabulary: {what}")
 
 
-def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Token to id, added tokens included, or None without a tokenizer.json."""
+def _vocabulary(folder: Path, field: str) -> dict[str, int] | None:
+    """Token to id, added tokens included, or None without a tokenizer.json. field: what names the folder."""
     path = folder / TOKENIZER
     if not path.is_file():
         return None
-    tree = json.loads(path.read_text())
-    stored = tree["model"]["vocab"]
-    if isinstance(stored, list):  # unigram: [token, score] in the order of ids
-        stored = {token: id for id, (token, _) in enumerate(stored)}
-    vocabulary: dict[str, int] = stored
-    return vocabulary | {added["content"]: added["id"] for added in tree.get("added_tokens", ())}
+    tree = read_object(path, field)
+    try:
+        stored = tree["model"]["vocab"]
+        if isinstance(stored, list):  # unigram: [token, score] in the order of ids
+            stored = {token: id for id, (token, _) in enumerate(stored)}
+        vocabulary: dict[str, int] = stored | {added["content"]: added["id"] for added in tree.get("added_tokens", ())}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(field, f"{path}: no vocabulary of a tokenizer: {error!r:.200}") from None
+    return vocabulary

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from distspec.errors import ConfigError, ModelNotFound
 from distspec.models import fingerprint, load_model, random_model, save_pretrained
-from distspec.models.checkpoint import INDEX, SINGLE
+from distspec.models.checkpoint import INDEX, PICKLED, SINGLE
 from distspec.models.llama import Llama
 from tests.shapes import KINDS, LLAMA
 
@@ -110,6 +111,41 @@ def test_a_cut_off_file_is_refused(saved: Path, keep: int) -> None:
     raw = (saved / SINGLE).read_bytes()
     (saved / SINGLE).write_bytes(raw[:keep])
     with pytest.raises(ConfigError, match=SINGLE):
+        load(saved)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        3,
+        {"a": 3},
+        {"a": {}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}},
+        {"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [-8, -4]}},
+        {"a": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}},
+    ],
+)
+def test_a_damaged_header_is_refused(header: Any, saved: Path) -> None:
+    raw = json.dumps(header).encode()
+    (saved / SINGLE).write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(64))
+    with pytest.raises(ConfigError, match=f"{SINGLE}: no whole safetensors file"):
+        load(saved)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_a_damaged_index_is_refused(text: str, saved: Path) -> None:
+    (saved / INDEX).write_text(text)
+    with pytest.raises(ConfigError):
+        load(saved)
+
+
+@pytest.mark.parametrize("content", [[1], {"a": 1}, 3])
+def test_a_pickle_of_something_else_is_refused(content: Any, saved: Path) -> None:
+    (saved / SINGLE).unlink()
+    torch.save(content, saved / PICKLED)
+    with pytest.raises(ConfigError, match="no state dict of tensors"):
         load(saved)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +115,44 @@ def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
         read(tmp_path, tree)
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
+JUNK: list[Any] = ["x", "", [], ["x"], {}, {"x": 1}, -1, 0, 1.5, 10**400, True, False, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_field_holds_it_is_read_or_refused_as_what_it_is(kind: str) -> None:
+    """In the object itself and in its rotary parameters; what is read has the shape of a model."""
+    tree = KINDS[kind].to_tree()
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32}
+    for value in JUNK:
+        for changed in [
+            *({**tree, key: value} for key in [*tree, "rope_scaling", "eos_token_id", "first_k_dense_replace"]),
+            *({**tree, "rope_scaling": {**scaling, key: value}} for key in [*scaling, "rope_theta", "mscale"]),
+        ]:
+            with suppress(ConfigError):
+                config = ModelConfig.from_tree(changed, "config.json")
+                sizes = (config.num_layers, config.hidden_size, config.num_heads, config.head_dim, config.max_position)
+                assert all(type(size) is int and size > 0 for size in sizes), changed
+                assert config.num_heads % config.num_kv_heads == config.rope_dim % 2 == 0, changed
+                assert config.rms_eps > 0, changed
+                assert all(map(math.isfinite, (config.rope_theta, config.rms_eps)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_hidden_layers", 0), ("hidden_size", "48"), ("rms_norm_eps", -1e-5), ("tie_word_embeddings", "no")],
+)
+def test_a_field_of_another_kind_is_named_with_what_it_needs(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"config\.json: {key} is .*, need"):
+        read(tmp_path, LLAMA.to_tree() | {key: value})
+
+
+@pytest.mark.parametrize("change", [{"num_key_value_heads": 4}, {"head_dim": 7}])
+def test_heads_that_cannot_be_shared_or_rotated_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="6 heads over"):
+        read(tmp_path, LLAMA.to_tree() | change)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
 def test_damaged_json_is_a_config_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models
 
 from distspec.errors import ConfigError
-from distspec.models import random_model, same_vocabulary, save_pretrained
+from distspec.models import TOKENIZER, load_tokenizer_folder, random_model, same_vocabulary, save_pretrained
 from tests.shapes import LLAMA
 
 
@@ -55,3 +56,16 @@ def test_any_other_is_refused_with_what_differs(target: dict, drafter: dict, mes
     with pytest.raises(ConfigError, match=message) as caught:
         same_vocabulary(folder(tmp_path / "target", **target), folder(tmp_path / "drafter", **drafter))
     assert caught.value.path == "speculation.draft_model"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"model": {}}', '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}, "added_tokens": [{}]}'],
+)
+def test_a_damaged_tokenizer_is_an_error_of_ours(text: str, tmp_path: Path) -> None:
+    (tmp_path / TOKENIZER).write_text(text)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA.to_tree()))
+    with pytest.raises(ConfigError, match="tokenizer"):
+        same_vocabulary(tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_tokenizer_folder(tmp_path)
