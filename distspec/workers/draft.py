@@ -13,7 +13,7 @@ from distspec.rounds.drafting import DraftDesk
 
 class DraftWork:
     """clock: wall time in seconds, for spans. quick: the fallback drafter, if there is one. arrivals: of
-    features, for a drafter that wants them.
+    features, for a drafter that wants them. prove: that the device of the drafter computes; raises what that says.
     """
 
     def __init__(
@@ -22,7 +22,9 @@ class DraftWork:
         clock: Callable[[], float],
         quick: Drafter | None = None,
         arrivals: Arrivals | None = None,
+        prove: Callable[[], None] = lambda: None,
     ) -> None:
+        self._prove = prove
         self._arrivals = arrivals
         self._desk = DraftDesk(drafter, clock, quick, arrivals=arrivals)
 
@@ -38,7 +40,10 @@ class DraftWork:
         return 0.0  # its steps are short
 
     def step(self) -> Sequence[Message]:
-        return self._desk.step()
+        said = self._desk.step()
+        if any(isinstance(one, Fault) for one in said):
+            self._prove()  # a drafter that broke costs its drafts, a device that did costs this life
+        return said
 
     def reset(self, incarnation: int) -> None:
         if self._arrivals is not None:

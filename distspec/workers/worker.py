@@ -71,9 +71,14 @@ class Worker:
             raise
 
     async def join(self, endpoint: Endpoint, incarnation: int) -> None:
-        """Begin a life in this term. Raises LinkLost, FleetError if a later term was seen."""
+        """Begin a life in this term. Raises LinkLost, FleetError if a later term was seen, or where this process can
+        compute no more: then only another one can take its place."""
         if self._hello is None or self._config is None:
             raise FleetError("not initialized")
+        try:
+            await asyncio.to_thread(self._prove)
+        except Exception as error:
+            raise FleetError(f"its device computes no more: {error}") from None
         if endpoint.term < self._term:
             raise FleetError(f"term {endpoint.term} is over, this is {self._term}")
         self._term = endpoint.term
@@ -120,7 +125,7 @@ class Worker:
 
         self._compute = Compute(built.work, Link.say, self._broke, begin)
         self._compute.start()
-        self._place, self._hello = built.place, built.hello
+        self._place, self._prove, self._hello = built.place, built.prove, built.hello
 
     # -- between the event loop and the compute thread -----------------------------------------------
 

@@ -20,6 +20,7 @@ from distspec.engine.sizing import ran_out
 from distspec.protocol.messages import Hello
 from distspec.transfer.meeting import Place
 from distspec.workers.assembly.draft import draft_work
+from distspec.workers.assembly.parts import prove
 from distspec.workers.assembly.target import target_work
 from distspec.workers.compute import Later, Work
 from distspec.workers.fingerprint import fingerprint
@@ -31,12 +32,14 @@ __all__ = ["Built", "build"]
 @dataclass(frozen=True, slots=True)
 class Built:
     """hello: with incarnation 0, to be replaced. place: where peers meet a target worker. begin: to be called on the
-    thread that computes, since torch's number of threads is each thread's own."""
+    thread that computes, since torch's number of threads is each thread's own. prove: that its device computes; raises
+    what the device says."""
 
     work: Work
     hello: Hello
     place: Place | None
     begin: Callable[[], None]
+    prove: Callable[[], None]
 
 
 def build(
@@ -63,7 +66,7 @@ def build(
             raise
         raise ran_out(device, config.engine) from error
     hello = msgspec.structs.replace(hello, fingerprint=fingerprint(config, device), node=node_address())
-    return Built(work, hello, place, begin)
+    return Built(work, hello, place, begin, partial(prove, device))
 
 
 def _device(config: Config) -> torch.device:

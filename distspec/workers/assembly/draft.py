@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import torch
@@ -21,7 +22,15 @@ from distspec.errors import FleetError
 from distspec.kv.pool import KVPool
 from distspec.protocol.messages import Hello
 from distspec.rounds.arrivals import Arrivals
-from distspec.workers.assembly.parts import captures, drafters_of, grammars_of, share_of, taps_of, transport_of
+from distspec.workers.assembly.parts import (
+    captures,
+    drafters_of,
+    grammars_of,
+    prove,
+    share_of,
+    taps_of,
+    transport_of,
+)
 from distspec.workers.compute import Later
 from distspec.workers.draft import DraftWork
 from distspec.workers.rehearsal import rehearse_drafter
@@ -75,4 +84,4 @@ def draft_work(
     arrivals = None
     if taps:
         arrivals = Arrivals(transport_of(config, worker, device), later, width=width, dtype=dtype, device=device)
-    return DraftWork(drafter, time.time, quick, arrivals), hello
+    return DraftWork(drafter, time.time, quick, arrivals, partial(prove, device)), hello

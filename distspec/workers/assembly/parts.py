@@ -22,6 +22,7 @@ from distspec.drafters.base import Called, never
 from distspec.drafters.synthetic import SyntheticDrafter
 from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
+from distspec.transfer.aside import Aside
 from distspec.transfer.base import End
 from distspec.transfer.collective import Collective
 from distspec.transfer.links import link
@@ -92,6 +93,17 @@ def share_of(config: Config, role: str) -> float:
     """Of the memory of its GPU, for a worker of this pool."""
     pool: Pool = getattr(config.pools, role)
     return config.engine.gpu_memory_utilization * pool.gpu_part
+
+
+def prove(device: torch.device) -> None:
+    """That the device computes for this process. Raises what the device says: after some errors, as a kernel that read
+    where nothing is, CUDA does so whatever it is asked until the process ends (cudaErrorIllegalAddress and others of
+    the runtime API).
+
+    From any thread. It takes no memory, and waits for no stream that computes: one may be in the midst of a capture.
+    """
+    with Aside(device)():
+        pass
 
 
 def transport_of(config: Config, worker: str, device: torch.device) -> Collective:

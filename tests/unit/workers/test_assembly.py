@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from distspec.config import Config, load
+from distspec.config import Config, Ngram, load
+from distspec.drafters.base import DraftRow, Proposal
+from distspec.drafters.ngram import NgramDrafter
 from distspec.models import save_pretrained
-from distspec.protocol.messages import Progress
+from distspec.protocol.messages import Draft, Drafted, Fault, Progress
 from distspec.protocol.values import SamplingParams, Shape
 from distspec.workers.assembly import build
+from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
-from tests.desks import lease, model, plain
+from tests.desks import Ticks, lease, model, plain
 
 PROMPT = (1, 2, 3, 4, 5)
 PARAMS = SamplingParams(max_tokens=33, seed=5, prompt_tokens=len(PROMPT))
@@ -51,3 +55,29 @@ def test_drafts_are_made_and_judged_by_the_configured_rule(folder: Path, accepta
     assert sum(map(sum, (reply.accepted for reply in said))) == 24
     assert len(tokens) == 33
     assert (tokens == plain(PROMPT, PARAMS)) == (acceptance == "coupled")
+
+
+def test_a_draft_worker_whose_device_broke_ends_its_life_and_one_whose_drafter_broke_does_not() -> None:
+    """Else it would answer that it has no drafts, for ever."""
+    lost: list[str] = []
+
+    def prove() -> None:
+        if lost:
+            raise RuntimeError(lost[0])
+
+    class Broken(NgramDrafter):
+        def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+            raise ZeroDivisionError
+
+    work = DraftWork(Broken(Ngram(), max_model_len=64), Ticks(), prove=prove)
+    draft = Draft(request=1, epoch=0, task=0, keep=0, tokens=PROMPT, shape=Shape(steps=2), params=PARAMS)
+    work.receive(draft)
+    assert [type(said) for said in work.step()] == [Fault, Drafted]
+    lost.append("an illegal memory access")
+    work.receive(draft)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        work.step()
+
+
+def test_a_worker_on_a_cpu_can_compute(folder: Path) -> None:
+    build(config(folder, "coupled"), "decode:0", 1, lambda action: None).prove()
