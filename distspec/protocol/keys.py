@@ -24,6 +24,8 @@ class Endpoint(Struct, frozen=True):
 
 
 class FleetKeys(Struct, frozen=True):
+    """What a coordinator listens with, and what it tells those who may connect. All Z85 text."""
+
     server_public: str
     server_secret: str
     client_public: str

@@ -1,13 +1,13 @@
 """The messages of the channel: who says what to whom.
 
-Everything is a tagged, frozen msgspec Struct, encoded as a MessagePack array. The coordinator is in the
-middle: clients (ingress, drivers) and workers (target, draft) talk to it and never to each other; KV and
-features go from worker to worker by `transfer/`, never through here.
+Everything is a tagged, frozen msgspec Struct, encoded as a MessagePack array. The coordinator is in the middle: clients
+(ingress, drivers) and workers (target, draft) talk to it and never to each other; KV and features go from worker to
+worker by `transfer/`, never through here. Fields whose name ends with _s, spans and steps are seconds.
 
-`request` is the coordinator's short number of a request (unique within a term). `epoch` grows whenever all
-speculative work of a request became void. `task` is a future's number, unique within a term. Node ids are
-never reused within a request. Links are first-in, first-out: a worker handles the messages of one request in
-the order they were sent, so the coordinator knows at sending time what the worker will hold.
+`request` is the coordinator's short number of a request (unique within a term). `epoch` grows whenever all speculative
+work of a request became void. `task` is a future's number, unique within a term. Node ids are never reused within a
+request. Links are first-in, first-out: a worker handles the messages of one request in the order they were sent, so the
+coordinator knows at sending time what the worker will hold.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class ClientHello(_Message, frozen=True):
 
 
 class ClientWelcome(_Message, frozen=True):
+    """A client is taken in, for this life of the coordinator."""
+
     term: int
     heartbeat_s: float
 
@@ -57,6 +59,8 @@ class Submit(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
+    """Nobody reads this stream any more; one that is not known has ended."""
+
     key: str
 
 
@@ -105,6 +109,8 @@ class Hello(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
+    """A worker is taken in. lease_s: of the fleet's lease."""
+
     term: int
     heartbeat_s: float
     lease_s: float
@@ -119,8 +125,6 @@ class Refuse(_Message, frozen=True):
 class Heartbeat(_Message, frozen=True):
     """Either way, every heartbeat_s; the coordinator's renews the worker's fleet lease."""
 
-    busy: bool = False
-
 
 # -- coordinator -> target worker -----------------------------------------------------------
 
@@ -128,12 +132,11 @@ class Heartbeat(_Message, frozen=True):
 class Extend(_Message, frozen=True):
     """Compute committed tokens and judge nodes: prefill, decode and verification alike.
 
-    In order: keep the nodes in `commit` (they became committed, oldest first), free those in `drop`,
-    append `tokens` at position `start` (which must then be the committed length), add `nodes` below.
-    Answered by one Verdict with the outcome after the last committed token (node ROOT) and after each
-    node, or by Refused. params come with the first Extend or Lease of a request on this worker. A `start`
-    above 0 of a request that is not open here gets no answer: it was given up, and that was said already.
-    ROOT's outcome is only there if `tokens` is not empty.
+    In order: keep the nodes in `commit` (they became committed, oldest first), free those in `drop`, append `tokens` at
+    position `start` (which must then be the committed length), add `nodes` below. Answered by one Verdict with the
+    outcome after the last committed token (node ROOT, if `tokens` is not empty) and after each node, or by Refused.
+    params come with the first Extend or Lease of a request on this worker. A `start` above 0 of a request that is not
+    open here gets no answer: it was given up, and that was said already.
     """
 
     request: int
@@ -190,9 +193,9 @@ class Revoke(_Message, frozen=True):
 class Drop(_Message, frozen=True):
     """Forget a request: abort what runs, close its tickets, free its pages.
 
-    Answered by Freed, unless the request is not open here: then it was given up, and that was said already.
-    An opening (first Extend, Lease or ReceiveKV) is ended by exactly one of Freed, Refused or a TransferLost
-    that says freed, so a credit returns once.
+    Answered by Freed, unless the request is not open here: then it was given up, and that was said already. An opening
+    (first Extend, Lease or ReceiveKV) is ended by exactly one of Freed, Refused or a TransferLost that says freed, so a
+    credit returns once.
     """
 
     request: int
@@ -310,11 +313,9 @@ class Freed(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """The request was given up here for want of pages or slots, and everything of it freed.
-
-    reason "constraint": what its output must be cannot be compiled, here or elsewhere.
-    task: the future that ends with it, if any. Doubles as Freed.
-    """
+    """The request was given up here for want of pages or slots, and everything of it freed. Doubles as Freed. reason
+    "constraint": what its output must be cannot be compiled, here or elsewhere. task: the future that ends with it, if
+    any."""
 
     request: int
     epoch: int
@@ -323,6 +324,8 @@ class Refused(_Message, frozen=True):
 
 
 class Received(_Message, frozen=True):
+    """All of a ticket is in the pages here. span: from its order to its end."""
+
     request: int
     epoch: int
     ticket: int
@@ -345,13 +348,11 @@ class TransferLost(_Message, frozen=True):
 class Draft(_Message, frozen=True):
     """Cut your text of this request to `keep` tokens, append `tokens`, then grow the tree below its end.
 
-    The text is committed tokens only. The drafter keeps its tree while the text follows it, and drops what the
-    text left behind. params as in Extend. Answered by Drafted, unless the request was given up, or its next
-    Draft came before this one was answered.
-
-    features: where those come from that a drafter needs which reads them, and does not have yet; it waits for them.
-    From `start` on they replace what was to come by earlier tickets. One that fails is answered by TransferLost, and
-    the draft waits for the next Draft.
+    The text is committed tokens only. The drafter keeps its tree while the text follows it, and drops what the text
+    left behind. params as in Extend. Answered by Drafted, unless the request was given up, or its next Draft came
+    before this one was answered. features: where those come from that a drafter needs which reads them, and does not
+    have yet; it waits for them. From `start` on they replace what was to come by earlier tickets. One that fails is
+    answered by TransferLost, and the draft waits for the next Draft.
     """
 
     request: int
@@ -365,10 +366,9 @@ class Draft(_Message, frozen=True):
 
 
 class Drafted(_Message, frozen=True):
-    """The whole tree below the first `base` tokens of the text: parents[i] < i, or ROOT.
-
-    scores[i]: log-probability of node i given its parent, as the drafter sees it (empty: it has no opinion).
-    Siblings come in the order of their rank. step: as in Verdict, of the drafter.
+    """The whole tree below the first `base` tokens of the text: parents[i] < i, or ROOT; siblings come in the order of
+    their rank. scores[i]: log-probability of node i given its parent, as the drafter sees it (empty: it has no
+    opinion). step: as in Verdict, of the drafter.
     """
 
     request: int
