@@ -13,13 +13,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil, floor, inf
 from typing import Any
 
 from distspec.constraints.formats import PATTERNS
+from distspec.constraints.numbers import exact_number
 from distspec.constraints.patterns import common, none_of
 from distspec.constraints.unions import discriminated, resolved
+from distspec.constraints.values import is_a, is_spelled, refused
 from distspec.errors import BadConstraint
 
 Schema = dict[str, Any]
@@ -47,17 +47,11 @@ _UNSUPPORTED = (
     *("dependentSchemas", "dependencies", "additionalItems", "$dynamicRef", "$recursiveRef"),
 )
 _CONSTRAINING = {*_WHOLE, "type", *(name for names in _OF_TYPE.values() for name in names)}
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
-_MOST_MULTIPLES = 1000
-_DECIMALS = 6
-_STEP = Fraction(1, 10**_DECIMALS)
-_BOUNDS: dict[str, tuple[bool, Callable[[Fraction], int]]] = {
-    "minimum": (True, ceil),
-    "exclusiveMinimum": (True, lambda number: floor(number) + 1),
-    "maximum": (False, floor),
-    "exclusiveMaximum": (False, lambda number: ceil(number) - 1),
-}
-"""Whether it is the least, and which whole number is the nearest that is left."""
+_ITEMS = {"items", "prefixItems", "unevaluatedItems"}
+_PROPERTIES = {"properties", "patternProperties", "propertyNames", *_ADDITIONAL}
+"""What says of which an array or an object is; without any of these, of whatever there is."""
 _LONGEST_NAME = 500
 """Of a property that others are told from, by an expression that nests as deep."""
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
@@ -91,11 +85,11 @@ def _exact(schema: object, at: str, document: _Document) -> bool | Schema:
         raise BadConstraint(f"{at.rstrip('.') or 'schema'}: need an object or a boolean")
     for name in _UNSUPPORTED:
         if name in schema:
-            raise _refused(at, name, "not supported")
+            raise refused(at, name, "not supported")
     if schema.get("uniqueItems"):
-        raise _refused(at, "uniqueItems", "not supported")
+        raise refused(at, "uniqueItems", "not supported")
     if at and "$id" in schema:
-        raise _refused(at, "$id", "only supported at the root, since references within it would begin here")
+        raise refused(at, "$id", "only supported at the root, since references within it would begin here")
     found = _constraining({name: value for name, value in schema.items() if name in _CONSTRAINING}, at, document)
     for name in ("$defs", "definitions"):
         if name in schema:
@@ -110,10 +104,10 @@ def _constraining(schema: Schema, at: str, document: _Document) -> Schema:
     name, others = whole[0], schema.keys() - {whole[0], "type"}
     if others or (name == "$ref" and "type" in schema):
         beside = min(others or {"type"})
-        raise _refused(at, beside, f"not supported beside {name}")
+        raise refused(at, beside, f"not supported beside {name}")
     if name == "$ref":
         if not isinstance(schema[name], str) or not f"{schema[name]}/".startswith("#/"):
-            raise _refused(at, name, "only supported as #, or from there on by a path, as #/$defs/name")
+            raise refused(at, name, "only supported as #, or from there on by a path, as #/$defs/name")
         return schema
     if name in ("const", "enum"):
         return _values(schema, at)
@@ -122,22 +116,25 @@ def _constraining(schema: Schema, at: str, document: _Document) -> Schema:
 
 def _values(schema: Schema, at: str) -> Schema:
     """An enum of the values that are of the type that stands beside it."""
+    name = "const" if "const" in schema else "enum"
     values = [schema["const"]] if "const" in schema else schema["enum"]
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise _refused(at, "enum", "need a list of values")
+        raise refused(at, "enum", "need a list of values")
     types = _types(schema, at)
-    fitting = [value for value in values if types is None or any(_is_a(value, kind) for kind in types)]
+    fitting = [value for value in values if types is None or any(is_a(value, kind) for kind in types)]
     if not fitting:
-        raise _refused(at, "enum" if "enum" in schema else "const", f"no value of type {schema.get('type')!r}")
+        raise refused(at, name, "need a value" + (f" of type {schema['type']}" if types else ""))
+    if not is_spelled(fitting):
+        raise refused(at, name, "holds an integer of more than 64 bits")
     return {"enum": fitting}
 
 
 def _branches(schema: Schema, name: str, at: str, document: _Document) -> Schema:
     options = schema[name]
     if not isinstance(options, Sequence) or isinstance(options, str) or not options:
-        raise _refused(at, name, "need a list of schemas")
+        raise refused(at, name, "need a list of schemas")
     if name == "allOf" and len(options) > 1:
-        raise _refused(at, name, "only one schema is supported; write what they say together as one")
+        raise refused(at, name, "only one schema is supported; write what they say together as one")
     if "type" in schema:
         options = [_with_type(option, schema["type"], f"{at}{name}.") for option in options]
     branches = [_exact(option, f"{at}{name}[{i}].", document) for i, option in enumerate(options)]
@@ -146,7 +143,7 @@ def _branches(schema: Schema, name: str, at: str, document: _Document) -> Schema
             for j, other in enumerate(options[:i]):
                 if not _are_disjoint(one, other, document):
                     need = "may both hold; use anyOf, or give them different types, or a required property each of"
-                    raise _refused(at, name, f"branches {j} and {i} {need} whose values differ")
+                    raise refused(at, name, f"branches {j} and {i} {need} whose values differ")
     return {"allOf" if name == "allOf" else "anyOf": branches}
 
 
@@ -155,7 +152,7 @@ def _with_type(option: object, kind: object, at: str) -> object:
     if not isinstance(option, Mapping):
         return {"type": kind} if option is True else option
     if option.get("type", kind) != kind or any(name in option for name in _WHOLE if name not in ("const", "enum")):
-        raise _refused(at, "type", "say it in each branch, not beside them")
+        raise refused(at, "type", "say it in each branch, not beside them")
     return {"type": kind, **option}
 
 
@@ -164,7 +161,7 @@ def _typed(schema: Schema, at: str, document: _Document) -> Schema:
     if types is None:
         families = [kind for kind, names in _OF_TYPE.items() if names & schema.keys()]
         if len(families) > 1:
-            raise _refused(at, "type", f"missing, where there are keywords of {' and '.join(families)}")
+            raise refused(at, "type", f"missing, where there are keywords of {' and '.join(families)}")
         if not families:
             return schema
         types, schema = families, {"type": families[0], **schema}
@@ -173,13 +170,22 @@ def _typed(schema: Schema, at: str, document: _Document) -> Schema:
         return {"anyOf": [_typed({**schema, "type": kind}, at, document) for kind in types]}
     kind = _family(types[0])
     schema = {name: value for name, value in schema.items() if name == "type" or name in _OF_TYPE.get(kind, ())}
+    for name in _COUNTS:
+        if name in schema:
+            schema[name] = _count(schema[name], at, name)
     if kind == "string":
         return _string(schema, at, document)
     if kind == "array":
         return _array(schema, at, document)
     if kind == "number":
-        return _multiples(schema, at) if "multipleOf" in schema else _number(schema, at)
+        return exact_number(schema, at)
     return _object(schema, at, document) if kind == "object" else schema
+
+
+def _count(value: Any, at: str, name: str) -> int:
+    if not is_a(value, "integer") or value < 0:
+        raise refused(at, name, "need a whole number, 0 or more")
+    return int(value)
 
 
 def _string(schema: Schema, at: str, document: _Document) -> Schema:
@@ -187,7 +193,9 @@ def _string(schema: Schema, at: str, document: _Document) -> Schema:
         schema["pattern"] = _pattern(schema["pattern"], f"{at}pattern", document)
         for name in ("minLength", "maxLength"):
             if name in schema:
-                raise _refused(at, name, "not supported beside pattern; say it in the pattern")
+                raise refused(at, name, "not supported beside pattern; say it in the pattern")
+    if not isinstance(schema.get("format", ""), str):
+        raise refused(at, "format", "need a name")
     if len(schema) > 2:
         schema.pop("format", None)  # a remark by the standard, which xgrammar would take in place of the others
     elif schema.get("format") in PATTERNS:
@@ -198,63 +206,34 @@ def _string(schema: Schema, at: str, document: _Document) -> Schema:
 def _pattern(pattern: object, at: str, document: _Document) -> str:
     """As all read it."""
     if not isinstance(pattern, str):
-        raise _refused(at, "", "need an expression")
+        raise refused(at, "", "need an expression")
     try:
         found = common(pattern)
     except BadConstraint as error:
-        raise _refused(at, "", str(error)) from None
+        raise refused(at, "", str(error)) from None
     if not document.keeps_strings(found):
-        raise _refused(at, "", "matches characters that JSON must escape")
+        raise refused(at, "", "matches characters that JSON must escape")
     return found
 
 
-def _number(schema: Schema, at: str) -> Schema:
-    """Between two bounds xgrammar writes so many decimals at most, and nothing at all where no such number is."""
-    found = _multipliers(schema, at, _STEP) if schema["type"] == "number" else None
-    if found is not None and not found:
-        raise _refused(at, "minimum", f"no number of {_DECIMALS} decimals at most is left between the bounds")
-    return schema
-
-
-def _multiples(schema: Schema, at: str) -> Schema:
-    """xgrammar holds integers to multipleOf, but no others, and not beside bounds."""
-    of = schema["multipleOf"]
-    if schema["type"] != "integer" or not _is_a(of, "integer") or of <= 0:
-        raise _refused(at, "multipleOf", "only supported for integers, and as one above 0")
-    if not schema.keys() - {"type", "multipleOf"}:
-        return schema
-    found = _multipliers(schema, at, Fraction(int(of)))
-    if found is None or not 0 < found.stop - found.start <= _MOST_MULTIPLES:
-        raise _refused(at, "multipleOf", f"beside a bound, only where 1 to {_MOST_MULTIPLES} numbers are left")
-    return {"enum": [times * int(of) for times in found]}
-
-
-def _multipliers(schema: Schema, at: str, of: Fraction) -> range | None:
-    """What a number can be multiplied by so that it is between the bounds; None where there are not two."""
-    ends: dict[bool, list[int]] = {True: [], False: []}
-    for name, (is_least, nearest) in _BOUNDS.items():
-        if name in schema:
-            bound = schema[name]
-            if not _is_a(bound, "number") or bound in (inf, -inf) or bound != bound:
-                raise _refused(at, name, "need a number")
-            ends[is_least].append(nearest(Fraction(str(bound)) / of))
-    return range(max(ends[True]), min(ends[False]) + 1) if all(ends.values()) else None
-
-
 def _array(schema: Schema, at: str, document: _Document) -> Schema:
+    if not schema.keys() & _ITEMS:
+        schema["items"] = True  # or beside a count xgrammar would allow none
     for name in ("items", "unevaluatedItems"):
         if name in schema:
             schema[name] = _exact(schema[name], f"{at}{name}.", document)
     if "prefixItems" in schema:
         items = schema["prefixItems"]
         if not isinstance(items, Sequence) or isinstance(items, str):
-            raise _refused(at, "prefixItems", "need a list of schemas")
+            raise refused(at, "prefixItems", "need a list of schemas")
         schema["prefixItems"] = [_exact(item, f"{at}prefixItems[{i}].", document) for i, item in enumerate(items)]
     return schema
 
 
 def _object(schema: Schema, at: str, document: _Document) -> Schema:
     """Every property that is required is one that is named, since xgrammar asks for no others."""
+    if not schema.keys() & _PROPERTIES:
+        schema["additionalProperties"] = True  # or beside a count, or `required`, xgrammar would allow none
     for name in ("properties", "patternProperties"):
         if name in schema:
             schema[name] = _exact_each(schema[name], at, name, document)
@@ -268,17 +247,17 @@ def _object(schema: Schema, at: str, document: _Document) -> Schema:
         schema["patternProperties"] = {_pattern(name, f"{where}.{name}", document): value for name, value in patterns}
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise _refused(at, "required", "need a list of names")
+        raise refused(at, "required", "need a list of names")
     named = schema.get("properties", {})
     others = _others(schema)
     missing = [name for name in required if name not in named]
     if missing:
         if others is False or "patternProperties" in schema or "propertyNames" in schema:
-            raise _refused(at, "required", f"{missing[0]!r} is not among properties")
+            raise refused(at, "required", f"{missing[0]!r} is not among properties")
         schema["properties"] = named | dict.fromkeys(missing, {} if others is True else others)
     free = "properties" not in schema or schema.get("additionalProperties", False) is not False
     if (free or "patternProperties" in schema) and schema.get("minProperties", 0) > len(required):
-        raise _refused(at, "minProperties", "above the required properties, only where additionalProperties is false")
+        raise refused(at, "minProperties", "above the required properties, only where additionalProperties is false")
     if schema.get("properties") and _others(schema) is not False and schema.keys() & set(_ADDITIONAL):
         return _apart(schema, at, document)
     return schema
@@ -289,10 +268,10 @@ def _apart(schema: Schema, at: str, document: _Document) -> Schema:
     are listed come again as others, with an escape, or where one of them is not ASCII."""
     plain = [name for name in schema["properties"] if json.dumps(name, ensure_ascii=False) == f'"{name}"']
     if max(map(len, plain), default=0) > _LONGEST_NAME:
-        raise _refused(at, "additionalProperties", f"not supported beside names of over {_LONGEST_NAME} characters")
+        raise refused(at, "additionalProperties", f"not supported beside names of over {_LONGEST_NAME} characters")
     pattern, others = none_of(frozenset(plain)), _others(schema)
     if not document.keeps_strings(pattern):
-        raise _refused(at, "additionalProperties", "not supported beside these properties")
+        raise refused(at, "additionalProperties", "not supported beside these properties")
     kept = {name: value for name, value in schema.items() if name not in _ADDITIONAL}
     return {**kept, "patternProperties": {pattern: others}, "additionalProperties": False}
 
@@ -302,15 +281,15 @@ def _check_names(schema: Schema, at: str) -> None:
     from names that are listed, and with propertyNames it forgets that there may be no others."""
     patterns = schema.get("patternProperties", {})
     if patterns and _others(schema) is not False and schema.keys() & set(_ADDITIONAL):
-        raise _refused(at, "patternProperties", "not supported beside additionalProperties")
+        raise refused(at, "patternProperties", "not supported beside additionalProperties")
     values = list(patterns.values())
     if any(value != values[0] for value in values):
-        raise _refused(at, "patternProperties", "patterns that say different things are not supported")
+        raise refused(at, "patternProperties", "patterns that say different things are not supported")
     for name in schema.get("properties", {}):
         if any(re.search(pattern, name, flags) for pattern in patterns for flags in (0, re.ASCII)):
-            raise _refused(at, "patternProperties", f"matches {name!r}, which is among properties")
+            raise refused(at, "patternProperties", f"matches {name!r}, which is among properties")
     if "propertyNames" in schema and (patterns or "properties" in schema or _others(schema) is False):
-        raise _refused(at, "propertyNames", "only supported without properties, and where others may be")
+        raise refused(at, "propertyNames", "only supported without properties, and where others may be")
 
 
 def _others(schema: Schema) -> Any:
@@ -349,7 +328,7 @@ def _kinds(schema: Mapping[str, Any]) -> set[str] | None:
     """Types of a schema, an integer being a number; None if any, or if that is not plain."""
     values = _listed(schema)
     if values is not None:
-        return {next(kind for kind in _TYPES if _is_a(value, kind)) for value in values}
+        return {next(kind for kind in _TYPES if is_a(value, kind)) for value in values}
     kinds = schema.get("type")
     if kinds is None:
         families = {kind for kind, names in _OF_TYPE.items() if names & schema.keys()}
@@ -363,17 +342,8 @@ def _types(schema: Schema, at: str) -> list[str] | None:
         return None
     found = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(found, list) or not found or not all(kind in _TYPES for kind in found):
-        raise _refused(at, "type", f"need one or more of {', '.join(_TYPES)}")
+        raise refused(at, "type", f"need one or more of {', '.join(_TYPES)}")
     return found
-
-
-def _is_a(value: object, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    types = {"string": str, "number": int | float, "null": type(None), "array": list, "object": dict}
-    return kind in types and isinstance(value, types[kind])
 
 
 def _family(kind: str) -> str:
@@ -383,9 +353,5 @@ def _family(kind: str) -> str:
 def _exact_each(schemas: object, at: str, name: str, document: _Document) -> Schema:
     """Schemas by name: the value of properties, $defs and the like."""
     if not isinstance(schemas, Mapping):
-        raise _refused(at, name, "need an object")
+        raise refused(at, name, "need an object")
     return {key: _exact(schema, f"{at}{name}.{key}.", document) for key, schema in schemas.items()}
-
-
-def _refused(at: str, name: str, why: str) -> BadConstraint:
-    return BadConstraint(f"{at}{name}: {why}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distspec.constraints import Matcher
@@ -97,6 +98,22 @@ def test_values_of_a_schema_are_allowed(name: str) -> None:
         ({"type": "object", "properties": []}, "properties"),
         ({"type": "array", "items": 3}, "items"),
         ({"enum": "abc"}, "enum"),
+        ({"enum": []}, "enum"),
+        ({"const": 2**63}, "const"),
+        ({"enum": [1, {"a": [-(2**63) - 1]}]}, "enum"),
+        ({"type": "integer", "multipleOf": 1025}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 2**62, "minimum": 0, "maximum": 2**64}, "multipleOf"),
+        ({"type": "integer", "minimum": 5, "exclusiveMaximum": 5}, "minimum"),
+        ({"type": "integer", "exclusiveMaximum": -(2**63)}, "exclusiveMaximum"),
+        *(({"type": kind, "minimum": bad}, "minimum") for kind in ("integer", "number") for bad in (True, None, [1])),
+        *(({"type": "number", "maximum": bad}, "maximum") for bad in (float("nan"), float("inf"), -(10**400))),
+        *(
+            ({"type": kind, f"{end}{of}": bad}, f"{end}{of}")
+            for kind, of in (("string", "Length"), ("array", "Items"), ("object", "Properties"))
+            for end in ("min", "max")
+            for bad in (-1, 1.5, "2", True, None)
+        ),
+        ({"type": "string", "format": 5}, "format"),
     ],
 )
 def test_what_a_grammar_cannot_hold_is_refused_by_name(schema: dict[str, Any], field: str) -> None:
@@ -119,6 +136,64 @@ def test_the_multiples_between_bounds_are_all_of_them(bounds: dict[str, float]) 
     found = exact(schema)
     assert isinstance(found, dict)
     assert found["enum"] == [number for number in range(-30, 30) if validator(schema).is_valid(number)]
+
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LARGE = st.sampled_from([1, -1]).flatmap(
+    lambda sign: st.one_of(
+        st.floats(1e9, 1e19).map(lambda bound: sign * bound),
+        st.sampled_from([2**33, 2**53 + 1, 2**63 - 1, 2**63, 10**30, 1e11, 1e16, 1e24]).map(lambda it: sign * it),
+    )
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["integer", "number"])},
+        optional=dict.fromkeys(BOUNDS, LARGE | st.floats(-200, 200) | st.integers(-200, 200)),
+    ),
+    st.integers(0, 9),
+)
+@example({"type": "number", "exclusiveMinimum": 10**11}, 0)
+@example({"type": "number", "minimum": 2**53 + 1}, 0)
+@example({"type": "integer", "minimum": -7.596241815575839e17}, 0)
+def test_numbers_near_their_bounds_are_within_them_as_floats_too(schema: dict[str, Any], seed: int) -> None:
+    """Whatever is allowed, and whatever is spelled nearly like a bound."""
+    try:
+        texts = [schema_walk(schema, seed)]
+    except BadConstraint:
+        return
+    for bound in (schema[name] for name in BOUNDS if name in schema):
+        for step in ("0", "0.000001", "0.00001", "0.5", "1"):
+            texts += [
+                format(Decimal(bound) + sign * Decimal(step), f".{places}f") for sign in (1, -1) for places in (0, 6)
+            ]
+    for text in texts:
+        assert validator(schema).is_valid(json.loads(text)) or not accepts(schema, text), text
+
+
+def test_bounds_of_integers_need_not_be_integers_or_of_64_bits() -> None:
+    schema = {"type": "integer", "exclusiveMinimum": -1.5, "maximum": 1e30}
+    assert [number for number in (-2, -1, 0, 2**62) if accepts(schema, str(number))] == [-1, 0, 2**62]
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"type": "object", "required": []}, ["{}", '{"a":1}', '{"a":1,"b":[2]}']),
+        ({"type": "object", "required": ["a"]}, ['{"a":1}', '{"a":{},"b":[2]}']),
+        ({"maxProperties": 1}, ["{}", '{"a":1}']),
+        ({"type": "object", "minProperties": 0}, ["{}", '{"a":1}']),
+        ({"type": "array", "maxItems": 2}, ["[]", "[1]", '[{},"a"]']),
+        ({"minItems": 1}, ["[1]", '[{},"a"]', "[1,2,3]"]),
+    ],
+)
+def test_a_schema_that_does_not_say_what_is_in_a_value_allows_anything(schema: Any, texts: list[str]) -> None:
+    """Beside a count, too."""
+    for text in texts:
+        validator(schema).validate(json.loads(text))
+        assert accepts(schema, text), text
 
 
 def test_a_schema_that_is_nested_for_ever_is_refused() -> None:
