@@ -107,27 +107,11 @@ class Served:
     def _serve(self, peer: socket.socket) -> None:
         with suppress(OSError, EOFError, AuthenticationError, msgspec.DecodeError):
             try:
-                connection = self._admit(peer)
+                connection = _proven(peer, self.place.secret, first=True)
             finally:
                 self._strangers.release()
             with connection:
                 self._answer_all(connection)
-
-    def _admit(self, peer: socket.socket) -> Connection[Any, Any]:
-        """Whoever does not prove in time to know the secret is cut off, in whatever read or write it keeps us."""
-        cut = threading.Timer(_ANSWER_S, _shut, (peer,))
-        with peer:
-            connection = _connection(peer.dup())
-            cut.start()
-            try:
-                _authenticate(connection, self.place.secret, first=True)
-            except BaseException:
-                connection.close()
-                raise
-            finally:
-                cut.cancel()
-                cut.join()  # so that it knows no socket that is closed
-        return connection
 
     def _answer_all(self, connection: Connection[Any, Any]) -> None:
         while True:
@@ -152,10 +136,10 @@ class Visited:
     def __init__(self, place: Place) -> None:
         self._turn = threading.Lock()
         try:
-            self._connection = _connection(socket.create_connection((place.host, place.port), _ANSWER_S))
-            _authenticate(self._connection, place.secret, first=False)
+            peer = socket.create_connection((place.host, place.port), _ANSWER_S)
+            self._connection = _proven(peer, place.secret, first=False)
         except (OSError, EOFError, AuthenticationError) as error:
-            raise TransferFailed(f"{place}: {error}") from None
+            raise TransferFailed(f"{place}: {error or 'it is gone, or not who it should be'}") from None
 
     def set(self, key: str, value: bytes) -> None:
         self._ask(_Ask(key, value))
@@ -195,10 +179,21 @@ def _connection(peer: socket.socket) -> Connection[Any, Any]:
     return Connection(peer.detach())
 
 
-def _authenticate(connection: Connection[Any, Any], secret: bytes, first: bool) -> None:
-    """Both sides prove that they know the secret, without saying it (HMAC challenge of the standard library)."""
-    if not first and not connection.poll(_ANSWER_S):
-        raise OSError("no challenge came")
+def _proven(peer: socket.socket, secret: bytes, first: bool) -> Connection[Any, Any]:
+    """Over it both sides have proven to know the secret, without saying it (HMAC challenge of the standard library).
+    Whoever does not in time is cut off, in whatever read or write it keeps us. first: this side asks first."""
     steps = [deliver_challenge, answer_challenge]
-    for step in steps if first else reversed(steps):
-        step(connection, secret)
+    cut = threading.Timer(_ANSWER_S, _shut, (peer,))
+    with peer:
+        connection = _connection(peer.dup())
+        cut.start()
+        try:
+            for step in steps if first else reversed(steps):
+                step(connection, secret)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            cut.cancel()
+            cut.join()  # so that it knows no socket that is closed
+    return connection

@@ -15,6 +15,10 @@ from distspec.errors import TransferFailed
 from distspec.transfer.meeting import Missing, Place, Served, Visited
 
 HOST = "127.0.0.1"
+CHALLENGE, WELCOME = (
+    len(said).to_bytes(4, "big") + said for said in (b"#CHALLENGE#{sha256}" + b"?" * 40, b"#WELCOME#")
+)
+"""What a board says first, in the frames of multiprocessing.connection."""
 
 
 @pytest.fixture
@@ -100,10 +104,29 @@ def test_a_board_that_is_gone_or_silent_is_told(board: Served) -> None:
     visitor._connection.close()
     with pytest.raises(TransferFailed):
         visitor.set("a", b"1")
-    with socket.create_server((HOST, 0)) as mute, pytest.raises(TransferFailed, match="no challenge"):
-        Visited(Place(HOST, mute.getsockname()[1], b"?" * 32))
     with pytest.raises(TransferFailed):
         Visited(Place(HOST, 1, b"?" * 32))
+
+
+@pytest.mark.parametrize("says", [[], [CHALLENGE], [CHALLENGE[:9]], [CHALLENGE, WELCOME], [CHALLENGE, WELCOME[:5]]])
+def test_a_visitor_waits_for_no_board_that_falls_silent(says: list[bytes]) -> None:
+    """A process that was stopped, or a host that is gone, in the midst of what is said first."""
+    with socket.create_server((HOST, 0)) as server:
+        heard: list[socket.socket] = []
+
+        def stop_short() -> None:
+            heard.append(server.accept()[0])
+            for part in says:
+                heard[0].sendall(part)
+
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(stop_short)
+            visit = threads.submit(Visited, Place(HOST, server.getsockname()[1], b"?" * 32))
+            try:
+                with pytest.raises(TransferFailed):
+                    visit.result(30)
+            finally:
+                heard[0].close()
 
 
 def test_a_secret_is_not_shown(board: Served) -> None:
