@@ -43,9 +43,11 @@ class Capturing:
 
     def __call__(self, compute: Callable[[], T]) -> Captured[T]:
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            compute()  # kernels are compiled, workspaces allocated
-        self._stream.synchronize()
+        try:
+            with torch.cuda.stream(self._stream):
+                compute()  # kernels are compiled, workspaces allocated
+        finally:  # where memory ends within, the same is launched in the other stream next
+            self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, as links of other workers do.
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")

@@ -117,9 +117,11 @@ class Reading:
     def launch(self, read: Callable[[], None]) -> None:
         """read: launches on the present stream, which waits for what is shown, what reads it."""
         with self._window.launching():
-            read()
-            self._window.look(self._shown)
-            self._ended = self._window.mark(blocking=False)
+            try:
+                read()
+                self._window.look(self._shown)
+            finally:  # where the second breaks, the first is under way
+                self._ended = self._window.mark(blocking=False)
 
     def wait_first(self) -> None:
         """Launch the wait for what is not computed yet."""

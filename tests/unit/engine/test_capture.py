@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from distspec.engine.capture import captured, is_out_of_memory
+from distspec.engine.capture import Capturing, captured, is_out_of_memory
 from tests.replays import Replays
 
 ENDED = "operation failed due to a previous error during capture"
@@ -60,3 +61,34 @@ def test_only_memory_that_ran_out_is_done_without(caplog: pytest.LogCaptureFixtu
     found = captured(Replays(), lambda: 7, "steps of 8 rows")
     assert found is not None
     assert found.result == 7
+
+
+class Stream:
+    """launched: what it has still to do."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        self.launched.clear()
+
+
+def test_where_memory_ends_before_a_capture_what_was_launched_is_done_before_it_is_launched_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels of two streams would write to one buffer: attention's counts of splits, and what splits leave."""
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+    def compute() -> None:
+        stream.launched.append("the first layers")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    assert captured(Capturing(torch.device("cpu")), compute, "steps of 8 rows") is None
+    assert not stream.launched

@@ -224,6 +224,37 @@ def test_where_both_use_one_device_nothing_is_shown_ahead(board: Served) -> None
     assert not source.waits
 
 
+def test_a_reading_that_could_not_be_launched_whole_has_ended_when_it_is_stopped(board: Served) -> None:
+    """The part that was launched may be writing to pages."""
+    source, destination = meet(board, [HostMemory, HostMemory])
+    assert isinstance(source, Window)
+    assert isinstance(destination, Window)
+    lies, gate = Lies((source._memory.empty(10),), b""), threading.Event()
+    reading = destination.read(source.show(lies, 0))
+    destination.mark = lambda blocking: _Gated(gate)  # type: ignore[method-assign]
+    destination.look = _fails  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="device lost"):
+        reading.launch(lambda: None)
+    threading.Timer(0.05, gate.set).start()
+    reading.stop()
+    assert gate.is_set()
+    for window in (destination, source):
+        window.abort()
+
+
+class _Gated(Mark):
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__(None)
+        self._gate = gate
+
+    def __call__(self) -> None:
+        self._gate.wait(30)
+
+
+def _fails(shown: Shown) -> None:
+    raise OSError("device lost")
+
+
 def _never_mind(action: Callable[[], Any]) -> Callable[[], None]:
     def run() -> None:
         action()
