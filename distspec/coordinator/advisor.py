@@ -268,7 +268,8 @@ def _differ(one: float, other: float) -> bool:
 
 
 def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:
-    """Twice and half of each size that matters, for policies whose sizes do not follow from one."""
+    """Twice and half of each size that matters, for policies whose sizes do not follow from one; and a guess more or
+    less for each node: with fewer, a tree that may have only so many nodes is deeper."""
     if advice.policy not in ("ssd", "bvsp"):
         return
     sizes = advice.sizes
@@ -280,3 +281,6 @@ def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:
         for other in (now // 2, min(2 * now, bound)):
             if other not in (0, now):
                 yield Advice(advice.policy, replace(sizes, **{name: other}))
+    for fan in (sizes.fan - 1, sizes.fan + 1):
+        if 2 <= fan <= most.fan:
+            yield Advice(advice.policy, replace(sizes, fan=fan))

@@ -125,17 +125,17 @@ def test_what_was_left_once_is_come_back_to_though_nothing_else_has_changed() ->
 
 
 def test_sizes_beside_the_best_are_found_one_after_the_other() -> None:
-    """What is worth comparing anywhere has 8 nodes and a second verifier at 16; here 32 and 2 are best."""
+    """What is worth comparing anywhere has 8 nodes, a second verifier at 16, 3 guesses; here 32, 2, 2 are best."""
 
     def rates(advice: Advice) -> float:
         sizes = advice.sizes
         if advice.policy != "bvsp":
             return 100.0
-        away = abs(math.log2(sizes.nodes / 32)) + abs(math.log2(sizes.early / 2))
+        away = abs(math.log2(sizes.nodes / 32)) + abs(math.log2(sizes.early / 2)) + sizes.fan - 2
         return 1000.0 * math.pow(0.9, away)
 
     fleet = Fleet(rates, rates, [BUSH])
     fleet.run(3000)
     advice = fleet.advisor.advice
     assert advice is not None
-    assert (advice.sizes.nodes, advice.sizes.early) == (32, 2)
+    assert (advice.sizes.nodes, advice.sizes.early, advice.sizes.fan) == (32, 2, 2)
