@@ -50,6 +50,9 @@ _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 _CLASS = re.compile(r"\\[dDwWsS]")
 _COMMON = re.compile(r"\\(?:[tnvfr]|x..|u(?![dD][89a-fA-F])....|[ -/:-@\[-`{-~])")
 """Escapes of one character that all read alike; half of a surrogate pair is none."""
+_PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, _LAST))
+"""What JSON spells as it is."""
+_OPTIONAL = ("?", "*", "{0")
 _LEFT_FREELY = 64
 """Begins of names that any other character may follow. Each costs a compiler 25 ms where there are 150,000 tokens."""
 _SEPARATING = "_0123456789-"
@@ -89,6 +92,32 @@ def common(pattern: str) -> str:
         else:
             found.append(f"[{_NO_DOT}]" if text == "." else text if text in "^$|)" else _one(text))
     return "".join(found)
+
+
+def needs_escapes(pattern: str) -> bool:
+    """Whether some character of an expression that `common` reads, and that may not be left out, is one that JSON only
+    spells escaped. xgrammar's masks know no such spelling: a text may come up to there, and then nothing may follow."""
+    for part in _PART.finditer(pattern):
+        may_be_left_out = pattern.startswith(_OPTIONAL, part.end())
+        held = _matched(part)
+        if (
+            held
+            and not may_be_left_out
+            and not any(first <= b and a <= last for first, last in held for a, b in _PLAIN)
+        ):
+            return True
+    return False
+
+
+def _matched(part: re.Match[str]) -> Ranges:
+    """What a part that is a character, or a class, matches; nothing for others."""
+    if part["members"] is not None:
+        held, negated = _ranges(part["members"])
+        return _others(sorted(held)) if negated else held
+    if _CLASS.fullmatch(part[0]):
+        return _held(part[0][1], negated=False)
+    is_character = part["escape"] or (part["other"] and part[0] not in "^$|).")
+    return [(_point(part[0]), _point(part[0]))] if is_character else []
 
 
 def none_of(names: Collection[str]) -> str:
@@ -131,13 +160,19 @@ def _any_of(ways: Sequence[str]) -> str:
 
 def _class(text: str) -> str:
     """By its members."""
+    held, negated = _ranges(text)
+    return _written(held, negated=negated)
+
+
+def _ranges(text: str) -> tuple[Ranges, bool]:
+    """What the members of a class are, and whether it holds all but these."""
     negated = text.startswith("^")
     parts = _MEMBER.findall(text[negated:])
     if not parts:
         raise BadConstraint("an empty class is not read alike everywhere; as a character, ] is \\]")
     if any(f"\\{kind}" in parts and f"\\{kind.upper()}" in parts for kind in _BOTH):
-        return _written([(0, _LAST)], negated=negated)
-    return _written(_members(parts, negated), negated=negated)
+        return [(0, _LAST)], negated
+    return _members(parts, negated), negated
 
 
 def _members(parts: Sequence[str], negated: bool) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from distspec.constraints.formats import PATTERNS
 from distspec.constraints.numbers import exact_number
-from distspec.constraints.patterns import common, none_of
+from distspec.constraints.patterns import common, needs_escapes, none_of
 from distspec.constraints.unions import discriminated, resolved
 from distspec.constraints.values import is_a, is_spelled, refused
 from distspec.errors import BadConstraint
@@ -211,7 +211,7 @@ def _pattern(pattern: object, at: str, document: _Document) -> str:
         found = common(pattern)
     except BadConstraint as error:
         raise refused(at, "", str(error)) from None
-    if not document.keeps_strings(found):
+    if needs_escapes(pattern) or not document.keeps_strings(found):
         raise refused(at, "", "matches characters that JSON must escape")
     return found
 

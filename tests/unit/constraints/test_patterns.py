@@ -200,6 +200,29 @@ def test_answers_match(pattern: str, kind: str) -> None:
         assert re.fullmatch(meant, found), found
 
 
+ESCAPED = [*map(chr, range(32)), '"', "\\"]
+
+
+@pytest.mark.parametrize("char", ESCAPED)
+def test_a_character_that_json_must_escape_is_refused_where_it_cannot_be_left_out(char: str) -> None:
+    """A text could begin as if it might come, and would have no way on."""
+    one = f"\\x{ord(char):02x}"
+    for pattern in (f"a{one}", f"(?:a{one}|b)", f"a[{one}]+", f"a[{one}\\n]", f"a(?:{one}b)?", f"^{one}a{one}$"):
+        with pytest.raises(BadConstraint, match=r"pattern: .*escape"):
+            walk(Constraint(kind="json_schema", text=json.dumps({"type": "string", "pattern": pattern})), 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from([*(f"\\x{ord(char):02x}" for char in ESCAPED), "a", "b"]), min_size=1), st.integers(0, 9)
+)
+def test_elsewhere_it_does_not_come_and_no_text_is_stuck(chars: list[str], seed: int) -> None:
+    either = f"[{''.join(chars)}c]"
+    for pattern in (f"{either}d", f"[^{''.join(chars)}]d", *(f"c{char}{few}d" for char in chars for few in "*?")):
+        text = walk(Constraint(kind="json_schema", text=json.dumps({"type": "string", "pattern": pattern})), seed)
+        assert re.fullmatch(pattern, json.loads(text))
+
+
 LINES = st.text(st.sampled_from("ab\u00e9\U0001f600]^-"), max_size=3)
 
 
