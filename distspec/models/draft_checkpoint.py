@@ -7,6 +7,7 @@ what of a draft model must agree with its target. Does not know what the models 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from distspec.errors import ConfigError, InvalidValue
+from distspec.errors import InvalidValue
 from distspec.models.checkpoint import Checkpoint, digest_of, load_folder, write_files
 from distspec.models.config import ModelConfig, read_tree
 from distspec.models.dflash import Dflash, DflashConfig
 from distspec.models.draft import Target
 from distspec.models.eagle import Eagle, EagleConfig
 from distspec.models.eagle3 import Eagle3, Eagle3Config
+from distspec.models.fields import Fields
 from distspec.models.llama import Head, parameters, random_weights
 from distspec.models.mtp import Mtp, MtpConfig
 from distspec.models.shapes import weights_seed
@@ -32,11 +34,16 @@ Layout = Literal["own", "speculators"]
 
 FIELD = "speculation.draft_model"
 _SPECULATORS = "speculators_model_type"
+_LAYER = "transformer_layer_config"
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+_HEAD = "draft_vocab_size"
 _RENAMED: dict[tuple[str, Layout], dict[str, str]] = {
     ("eagle", "speculators"): {"fc.": "fusion_fc.", "layers.0.": "transformer."},
     ("eagle3", "own"): {"layers.0.": "midlayer."},
 }
 """Beginnings of tensor names that a layout has otherwise than the models' tables."""
+_IGNORED = ("rotary_emb.inv_freq", "embed_tokens.weight", "shared_head.head.weight")
+"""Ends of names of tensors that repeat what the configuration says, or what the target has."""
 
 
 def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
@@ -47,6 +54,7 @@ def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
     """
     checkpoint = Checkpoint(folder, FIELD)
     settings, layout = _read(kind, checkpoint, target.config)
+    _refuse_further(kind, layout, checkpoint, settings)
     dtype, device = target.embedding.dtype, target.embedding.device
     weights = {
         name: checkpoint.parameter({_renamed(kind, layout, part): parts[part] for part in parts}, dtype, device)
@@ -122,12 +130,17 @@ class _Reading:
     """A folder that is being read, and the target it must fit."""
 
     def __init__(self, kind: str, tree: Mapping[str, Any], checkpoint: Checkpoint, target: ModelConfig) -> None:
-        self.tree = tree
+        self.fields = Fields(tree, f"{checkpoint.folder}/config.json", FIELD)
         self.target = target
         self.folder = checkpoint.folder
         self.layout: Layout = "speculators" if _SPECULATORS in tree else "own"
         self._kind = kind
         self._checkpoint = checkpoint
+
+    @property
+    def layer_fields(self) -> Fields:
+        """Where its layers are described."""
+        return self.fields.part(_LAYER) if _LAYER in self.fields.tree else self.fields
 
     def holds(self, name: str) -> bool:
         """There is a tensor, by the name that the models' tables have for it."""
@@ -140,41 +153,37 @@ class _Reading:
         family = "qwen3" if normed else "qwen2" if biased and not whole else "llama"
         return replace(layer, model_type=family, attention_bias=biased)
 
-    def layer(self, layers: int | None = 1) -> ModelConfig:
+    def layer(self, layers: int = 1) -> ModelConfig:
         """Shape of its layers, and as many positions as the target has: its weights say nothing of positions.
         layers: how many there must be."""
-        tree = self.tree.get("transformer_layer_config", self.tree)
-        found = ModelConfig.from_tree(dict(tree), f"{self.folder}/config.json", field=FIELD)
+        fields = self.layer_fields
+        found = ModelConfig.from_tree(fields.tree, fields.where, field=FIELD)
         self.must("vocab_size", found.vocab_size, self.target.vocab_size)
         if self._kind != "mtp":
             self.must("kv_lora_rank", found.latent and found.latent.rank, None, f"the published layout of {self._kind}")
-        if layers is not None:
-            self.must("num_hidden_layers", found.num_layers, layers, "the layers that drafters can run")
+        self.must("num_hidden_layers", found.num_layers, layers, "the layers that drafters can run")
         return replace(found, max_position=self.target.max_position)
+
+    def stored_layers(self) -> int:
+        """How many layers there are tensors of."""
+        numbers = (re.match(r"layers\.(\d+)\.", name) for name in self._checkpoint.tensors)
+        return max((int(number[1]) + 1 for number in numbers if number), default=0)
 
     def must(self, what: str, got: object, need: object, whose: str = "the target's") -> None:
         if got != need:
             raise InvalidValue(FIELD, f"{what} {got}", f"{what} {need}, {whose}; in {self.folder}")
 
-    def taps(self, found: Sequence[int] | None, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """Taps of the target that it names."""
-        taps = tuple(default if found is None else found)
-        last = self.target.num_layers
+    def taps(self, fields: Fields, name: str, default: Sequence[int] | None = None, offset: int = 0) -> tuple[int, ...]:
+        """Taps of the target that it names; offset: what a tap is above the number that stands there."""
+        taps, last = tuple(tap + offset for tap in fields.integers(name, default)), self.target.num_layers
         if not taps or not all(0 <= tap <= last for tap in taps):
-            raise InvalidValue(
-                FIELD, f"target layers {list(taps)}", f"layers of the target, 0 to {last}; in {self.folder}"
-            )
+            need = f"layers of the target, 0 to {last}; in {self.folder}"
+            raise InvalidValue(FIELD, f"target layers {list(taps)}", need)
         return taps
-
-    def key(self, name: str, tree: Mapping[str, Any] | None = None) -> Any:
-        tree = self.tree if tree is None else tree
-        if tree.get(name) is None:
-            raise ConfigError(FIELD, f"{self.folder}/config.json: key {name!r} is missing")
-        return tree[name]
 
 
 def _eagle(reading: _Reading) -> EagleConfig:
-    reading.must("layernorms", bool(reading.tree.get("layernorms", False)), False, "the published EAGLE")
+    reading.must("layernorms", reading.fields.flag("layernorms"), False, "the published EAGLE")
     layer = reading.layer()
     reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
     layer, taps = reading.as_stored(layer), (reading.target.num_layers,)
@@ -182,58 +191,56 @@ def _eagle(reading: _Reading) -> EagleConfig:
 
 
 def _eagle3(reading: _Reading) -> Eagle3Config:
-    tree, layers = reading.tree, reading.target.num_layers
-    reading.must("fc_norm", bool(tree.get("fc_norm", False)), False, "which is all that is supported")
+    fields, layers = reading.fields, reading.target.num_layers
+    reading.must("fc_norm", fields.flag("fc_norm"), False, "which is all that is supported")
     layer = reading.layer()
-    width = tree.get("target_hidden_size") or layer.hidden_size
+    width = fields.count("target_hidden_size", layer.hidden_size)
     own_embedding = reading.holds("embed_tokens.weight")
     reading.must("hidden_size", width, reading.target.hidden_size)
     if not own_embedding:
         reading.must("hidden_size", layer.hidden_size, width, "the target's, without embed_tokens.weight of its own")
-    named = {**tree.get("eagle_config", {}), **tree}.get("eagle_aux_hidden_state_layer_ids")
+    named = fields if _TAPS in fields.tree else fields.part("eagle_config")
     return Eagle3Config(
         layer=reading.as_stored(layer),
-        taps=reading.taps(named, (2, layers // 2, layers - 3)),
+        taps=reading.taps(named, _TAPS, (2, layers // 2, layers - 3)),
         target_hidden_size=width,
-        draft_vocab_size=tree.get("draft_vocab_size") or layer.vocab_size,
+        draft_vocab_size=fields.count(_HEAD, layer.vocab_size, most=layer.vocab_size),
         own_embedding=own_embedding,
-        norm_before_residual=bool(tree.get("norm_before_residual", False)),
-        norm_before_fc=bool(tree.get("norm_before_fc", False)),
-        norm_output=bool(tree.get("norm_output", False)),
+        norm_before_residual=fields.flag("norm_before_residual"),
+        norm_before_fc=fields.flag("norm_before_fc"),
+        norm_output=fields.flag("norm_output"),
     )
 
 
 def _mtp(reading: _Reading) -> MtpConfig:
     """Its config.json is that of the target it belongs to, with num_nextn_predict_layers beside."""
     layer = reading.layer(layers=reading.target.num_layers)
-    reading.must(
-        "num_nextn_predict_layers", reading.tree.get("num_nextn_predict_layers"), 1, "one layer that feeds itself"
-    )
+    further = reading.fields.count("num_nextn_predict_layers", 0, least=0)
+    reading.must("num_nextn_predict_layers", further, 1, "one layer that feeds itself")
     reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
     return MtpConfig(replace(layer, num_layers=1), reading.target.num_layers)
 
 
 def _dflash(reading: _Reading) -> DflashConfig:
-    tree = reading.tree
-    layer = reading.layer(layers=None)
-    kinds = set(tree.get("transformer_layer_config", tree).get("layer_types") or ())
-    reading.must("layer_types", sorted(kinds - {"full_attention"}), [], "full attention only")
+    fields = reading.fields
+    layer = reading.layer(reading.stored_layers())
+    kinds = reading.layer_fields.tree.get("layer_types") or []
+    others = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else kinds
+    reading.must("layer_types", others, [], "full attention only")
     reading.must("hidden_size", layer.hidden_size, reading.target.hidden_size)
-    if _SPECULATORS in tree:
-        reading.must("sample_from_anchor", bool(tree.get("sample_from_anchor", False)), False, "as published")
-        taps, mask = reading.key("aux_hidden_state_layer_ids"), reading.key("mask_token_id")
-        head = reading.key("draft_vocab_size") if reading.holds("lm_head.weight") else None
+    own = fields if reading.layout == "speculators" else fields.part("dflash_config")
+    if reading.layout == "speculators":
+        reading.must("sample_from_anchor", fields.flag("sample_from_anchor"), False, "as published")
+        taps = reading.taps(own, "aux_hidden_state_layer_ids")
+        head = fields.count(_HEAD, most=layer.vocab_size) if reading.holds("lm_head.weight") else None
     else:
-        own = reading.key("dflash_config")
         # A layer's number there means what leaves the layer; a tap is what enters one.
-        taps = [layer + 1 for layer in reading.key("target_layer_ids", own)]
-        mask, head = reading.key("mask_token_id", own), None
-    block = tree.get("block_size") or reading.key("block_size", tree.get("dflash_config", {}))
+        taps, head = reading.taps(own, "target_layer_ids", offset=1), None
     return DflashConfig(
         layer=layer,
-        taps=reading.taps(taps),
-        block_size=block,
-        mask_token=mask,
+        taps=taps,
+        block_size=(fields if fields.tree.get("block_size") else own).count("block_size", least=2),
+        mask_token=own.count("mask_token_id", least=0, most=layer.vocab_size - 1),
         draft_vocab_size=head,
         own_embedding=reading.holds("embed_tokens.weight"),
     )
@@ -292,12 +299,27 @@ def _renamed(kind: str, layout: Layout, name: str) -> str:
     return name
 
 
+def _refuse_further(kind: str, layout: Layout, checkpoint: Checkpoint, settings: DraftConfig) -> None:
+    """Refuse tensors beside used ones, in a layer or of a matrix: a variant that would be computed wrongly."""
+    used = {_renamed(kind, layout, part) for parts in settings.parameters().values() for part in parts}
+    matrices = {name.rpartition(".")[0] for name in used}
+    rooms = {matrix.rpartition(".")[0] for matrix in matrices} - {""}
+    for name in checkpoint.tensors.keys() - used:
+        matrix = name.rpartition(".")[0]
+        is_beside = matrix in matrices or matrix.rpartition(".")[0] in rooms
+        if is_beside and not name.endswith(_IGNORED):
+            raise InvalidValue(FIELD, f"tensor {name}", f"only what {kind} is published with; in {checkpoint.folder}")
+
+
 def _ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> Tensor:
     """int64 [count]: the target's id of each of the draft model's tokens, from `d2t`, the differences between them."""
     offsets = checkpoint.parameter({"d2t": (count,)}, torch.int64, torch.device("cpu"))
     ids = offsets + torch.arange(count)
     if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) < count:
-        raise InvalidValue(
-            FIELD, "d2t", f"{count} different ids below the target's {vocab_size}; in {checkpoint.folder}"
-        )
+        need = f"{count} different ids below the target's {vocab_size}; in {checkpoint.folder}"
+        raise InvalidValue(FIELD, "d2t", need)
+    if "t2d" in checkpoint.tensors:
+        known = checkpoint.parameter({"t2d": (vocab_size,)}, torch.bool, torch.device("cpu"))
+        if not torch.equal(known.nonzero()[:, 0], ids.sort().values):
+            raise InvalidValue(FIELD, "t2d", f"the ids that d2t names; in {checkpoint.folder}")
     return ids

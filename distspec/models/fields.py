@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,19 @@ class Fields:
     where: str
     field: str
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """An integer, `least` or more, that 32 bits hold."""
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
+        """An integer from `least` to `most`, by default as many as 32 bits hold."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            raise self._wrong(name, value, f"an integer, {least} or more")
-        return value
+        if not _is_integer(value) or not least <= value <= most:
+            raise self._wrong(name, value, f"an integer, {least} {f'to {most}' if most < 2**31 - 1 else 'or more'}")
+        return int(value)
+
+    def integers(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
+        """A list of integers."""
+        value = self._value(name, default)
+        if not isinstance(value, list | tuple) or not all(map(_is_integer, value)):
+            raise self._wrong(name, value, "a list of integers")
+        return tuple(value)
 
     def number(self, name: str, default: float | None = None, *, may_be_zero: bool = False) -> float:
         """Finite, and above zero unless it may be that."""
@@ -62,7 +69,7 @@ class Fields:
         """Token ids: one, a list, or none."""
         value = self._value(name, [])
         found = value if isinstance(value, list) else [value]
-        if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in found):
+        if not all(_is_integer(id) and id >= 0 for id in found):
             raise self._wrong(name, value, "a token id or a list of them")
         return frozenset(found)
 
@@ -81,3 +88,7 @@ class Fields:
 
     def _wrong(self, name: str, value: object, need: str) -> ConfigError:
         return ConfigError(self.field, f"{self.where}: {name} is {str(value)[:80]!r}, need {need}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,7 +154,11 @@ def test_a_d2t_that_leaves_the_vocabulary_is_refused(offset: int, tmp_path: Path
         ("mtp", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers 2"),
         ("mtp", {"num_hidden_layers": 4}, "num_hidden_layers 4.*num_hidden_layers 3"),
         ("dflash", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ("eagle3", {"draft_vocab_size": 24}, "draft_vocab_size is '24', need an integer, 1 to 23"),
         ("dflash", {"block_size": None}, "block_size"),
+        ("dflash", {"block_size": 1}, "block_size is '1', need an integer, 2 or more"),
+        ("dflash", {"num_hidden_layers": 1}, "num_hidden_layers 1.*num_hidden_layers 2"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 23}}, "mask_token_id.*0 to 22"),
         ("dflash", {"model_type": "gpt2"}, "gpt2"),
     ],
 )
@@ -161,6 +167,84 @@ def test_what_does_not_fit_is_named(name: str, changes: dict[str, object], what:
     edit(tmp_path, **changes)
     with pytest.raises(ConfigError, match=f"speculation.draft_model: .*{what}"):
         load(name, tmp_path)
+
+
+def keys(tree: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    return [
+        path
+        for key, value in tree.items()
+        for path in [(*above, key), *(keys(value, (*above, key)) if isinstance(value, dict) else [])]
+    ]
+
+
+NONSENSE = [None, "x", -1, 0, 1.5, True, [], {}, [1], ["a"], [None], [[]], 10**9, {"a": 1}, float("nan")]
+
+
+@pytest.mark.parametrize(("name", "layout"), OWN + SPECULATORS)
+def test_a_key_that_is_missing_or_nonsense_is_an_error_or_makes_no_difference(
+    name: str, layout: Layout, tmp_path: Path
+) -> None:
+    """Whatever a config.json says: a typed error that names what is to be changed, or a model that can be run."""
+    save_draft(made(name), tmp_path, layout)
+    path = tmp_path / "config.json"
+    text, blamed = path.read_text(), set[str]()
+    for *above, key in keys(json.loads(text)):
+        for value in NONSENSE:
+            tree = part = json.loads(text)
+            for step in above:
+                part = part[step]
+            del part[key]
+            if value is not None:
+                part[key] = value
+            path.write_text(json.dumps(tree))
+            try:
+                settings = load(name, tmp_path).settings
+            except ConfigError as error:
+                blamed.add(error.path)
+            else:
+                sizes = [getattr(settings, size, 2) for size in ("block_size", "mask_token", "draft_vocab_size")]
+                assert all(size is None or type(size) is int for size in sizes), (key, value)
+    assert blamed == {"speculation.draft_model"}
+
+
+@pytest.mark.parametrize(("name", "layout"), OWN + SPECULATORS)
+def test_a_tensor_that_is_missing_misshapen_or_not_used_is_named(name: str, layout: Layout, tmp_path: Path) -> None:
+    save_draft(made(name), tmp_path, layout)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    needed = [tensor for tensor in tensors if tensor not in ("t2d", "embed_tokens.weight") and "bias" not in tensor]
+    for tensor in needed:
+        if "q_norm" in tensor or "lm_head" in tensor:
+            continue  # says which variant it is
+        save_file({key: value for key, value in tensors.items() if key != tensor}, path)
+        with pytest.raises(ConfigError, match=rf"speculation\.draft_model: .*{re.escape(tensor)} is missing"):
+            load(name, tmp_path)
+    for tensor in needed:
+        save_file(tensors | {tensor: torch.cat((tensors[tensor], tensors[tensor][:1]))}, path)
+        with pytest.raises(ConfigError, match=rf"speculation\.draft_model: .*{re.escape(tensor)} is \("):
+            load(name, tmp_path)
+    [layer] = {tensor.rpartition("mlp.up_proj")[0] for tensor in tensors if "up_proj" in tensor and ".1." not in tensor}
+    for surplus in ("fc.beta", f"{layer}mlp.up_proj.bias", f"{layer}self_attn.sinks", f"{layer}gate.weight"):
+        beside = surplus.replace("fc.", next(t for t in tensors if t.endswith(("fc.weight", "eh_proj.weight")))[:-6])
+        save_file(tensors | {beside: torch.zeros(3)}, path)
+        with pytest.raises(InvalidValue, match=rf"speculation\.draft_model: .*{re.escape(beside)}"):
+            load(name, tmp_path)
+    repeated = {f"{layer}self_attn.rotary_emb.inv_freq": torch.zeros(3), f"{layer}embed_tokens.weight": torch.zeros(3)}
+    save_file(repeated | tensors, path)
+    assert same(load(name, tmp_path), made(name))
+
+
+@pytest.mark.parametrize("change", ["other", "short"])
+def test_a_t2d_that_marks_other_tokens_than_d2t_names_is_refused(change: str, tmp_path: Path) -> None:
+    save_draft(made("eagle3"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if change == "other":
+        tensors["t2d"] = tensors["t2d"].logical_not()
+    else:
+        tensors["t2d"] = tensors["t2d"][:-1].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"speculation\.draft_model.*t2d"):
+        load("eagle3", tmp_path)
 
 
 def test_a_draft_model_of_another_kind_or_without_weights_is_refused(tmp_path: Path) -> None:
