@@ -65,6 +65,39 @@ def _constraints() -> list[Bad]:
             "tools[0]",
             tools=[{"type": "function", "function": {"name": "f", "description": "\ud800"}}],
         ),
+        *(
+            chat(
+                f"a schema's {name} of {value}",
+                f"response_format.json_schema.{name}",
+                response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}, name: value}},
+            )
+            for name, value in (("name", 5), ("description", ["a"]), ("strict", "yes"), ("strict", 1))
+        ),
+        *(
+            chat(
+                f"a function's {name} of {value}",
+                f"tools[0].function.{name}",
+                tools=[{"type": "function", "function": {"name": "f", name: value}}],
+            )
+            for name, value in (("description", 5), ("strict", "yes"), ("parameters", []))
+        ),
+        *(
+            chat(
+                f"tool_choice {asked}",
+                "tool_choice",
+                tools=[{"type": "function", "function": {"name": "f"}}],
+                tool_choice=asked,
+            )
+            for asked in (
+                "f",
+                5,
+                {"type": "custom", "function": {"name": "f"}},
+                {"type": None, "function": {"name": "f"}},
+                {"type": "function", "function": {"name": "g"}},
+                {"type": "function", "name": "f"},
+                {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+            )
+        ),
         completion("structured outputs that are no object", "structured_outputs", structured_outputs=[]),
         structured("half a surrogate in a remark", "structured_outputs.json", json='{"title":"\ud800"}'),
         structured("unknown constraint", "structured_outputs.poem", poem="sonnet"),
@@ -93,6 +126,16 @@ def _constraints() -> list[Bad]:
         structured("grammar that is none", "structured_outputs.grammar", grammar="a b c"),
         structured("schema that is not JSON", "structured_outputs.json", json="{"),
         structured("json_object of text", "structured_outputs.json_object", json_object="yes"),
+        structured("a switch of text", "structured_outputs.disable_any_whitespace", disable_any_whitespace="yes"),
+        *(
+            structured(
+                f"no others at all, {value}",
+                "structured_outputs.disable_additional_properties",
+                json={"type": "object"},
+                disable_additional_properties=value,
+            )
+            for value in (True, 0)
+        ),
         structured("tag without a format", "structured_outputs.structural_tag", structural_tag="{}"),
         structured("long grammar", "structured_outputs.grammar", grammar="x" * (1 << 19)),
     ]
@@ -156,7 +199,9 @@ def bad_values(vocab_size: int, max_model_len: int) -> list[tuple[str, Any, str]
         "speculation": ["dsi"],
         "model": [5],
     }
-    values["logit_bias"] += [{"5": value} for value in (101, -100.5, "1", None, float("nan"))]
+    values["logit_bias"] += [{"5": value} for value in (101, -100.5, "1", None, [1], float("nan"), 10**400)]
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        values[name].append(10**400)
     for name in ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "prompt_logprobs", "stream", "echo"):
         values[name].append("\ud800")
     values["logit_bias"].append({str(i): 1 for i in range(1025)})

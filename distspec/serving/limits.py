@@ -56,6 +56,12 @@ def valid_text(field: str, value: str) -> str:
     return value
 
 
+def of_type(field: str, value: object, kind: type, need: str) -> None:
+    """Refuse what is given and of another type; need: the name of that type. Raises InvalidField."""
+    if not isinstance(value, kind | None):
+        raise InvalidField(field, value, need)
+
+
 def short_text(field: str, value: str) -> str:
     """A text to look for: not empty, not long. Raises InvalidField."""
     if not value:

@@ -347,15 +347,20 @@ def _invalid(message: str, body: Mapping[str, Any]) -> RequestError:
     """msgspec's message about a type, in the words of our errors."""
     if match := _EXPECTED.fullmatch(message):
         need = match["need"].replace("|", "or").replace("  ", " ")
-        path = (match["path"] or "").removesuffix("[...]")  # which key of an object it was, msgspec does not say
+        path = _known_part(match["path"] or "")
         return InvalidField(path or "body", _lookup(body, path), need)
     for pattern, says in ((_MISSING, "required, and missing"), (_UNKNOWN, "unknown field")):
         if match := pattern.fullmatch(message):
             field = f"{match['path']}.{match['name']}" if match["path"] else match["name"]
             return RequestError(f"{field}: {says}", field)
     what, _, where = message.partition(" - at `$.")
-    field = where.rstrip("`")
+    field = _known_part(where.rstrip("`"))
     return RequestError(f"{field}: {what}" if field else what, field or None)
+
+
+def _known_part(path: str) -> str:
+    """Of a path as msgspec has it, which does not say which key of an object it was."""
+    return path.partition("[...]")[0]
 
 
 def _holds(value: object, text: str) -> bool:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from distspec.constraints import choice_grammar
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
-from distspec.serving.limits import valid_text
+from distspec.serving.limits import of_type, valid_text
 from distspec.serving.schema import GenerationRequest
 from distspec.serving.tools import NO_TOOLS, Choice
 
@@ -26,6 +26,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Of structured_outputs, as in vLLM."""
 HARMLESS = ("disable_any_whitespace", "disable_fallback")
 """Of vLLM, that change nothing: no white space is written, and no other library takes what the first refuses."""
+NEUTRAL = ("disable_additional_properties",)
+"""Of vLLM, that change nothing if they are false."""
 INNER = ("name", "description", "strict", "schema")
 """Of response_format.json_schema, as OpenAI has them."""
 
@@ -71,6 +73,8 @@ def _response_format(request: GenerationRequest) -> Asked | None:
         return Asked(field, Constraint(kind="structural_tag", text=json.dumps(value)))
     inner = _mapping(f"{field}.json_schema", value.get("json_schema"))
     _only(f"{field}.json_schema", inner, INNER)
+    for name, of, need in (("name", str, "a string"), ("description", str, "a string"), ("strict", bool, "a boolean")):
+        of_type(f"{field}.json_schema.{name}", inner.get(name), of, need)
     return Asked(f"{field}.json_schema.schema", _json_schema(f"{field}.json_schema.schema", inner.get("schema")))
 
 
@@ -78,7 +82,11 @@ def _structured_outputs(request: GenerationRequest) -> Asked | None:
     value, field = request.structured_outputs, "structured_outputs"
     if value is None:
         return None
-    given = {name: item for name, item in _mapping(field, value).items() if item is not None and name not in HARMLESS}
+    given = {name: item for name, item in _mapping(field, value).items() if item is not None}
+    for name in given.keys() & {*HARMLESS, *NEUTRAL}:
+        of_type(f"{field}.{name}", given[name], bool, "a boolean")
+        if name in HARMLESS or not given[name]:
+            del given[name]
     if not given:
         return None
     _only(field, given, KINDS)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from distspec.errors import InvalidField
 from distspec.protocol.values import Constraint
 from distspec.serving.calls import HERMES, LIST, LLAMA3_JSON, Calls, Named, Plain, Reader, Style
-from distspec.serving.limits import valid_text
+from distspec.serving.limits import of_type, valid_text
 from distspec.serving.schema import ChatRequest
 
 _NAME = '{"name": '
@@ -119,7 +119,8 @@ def choice(request: ChatRequest) -> Choice:
         raise InvalidField("tool_choice", asked, "tools to choose from")
     if asked == "required":
         return Choice("required", tools, parallel=parallel)
-    function = asked.get("function") if isinstance(asked, Mapping) else None
+    is_function = isinstance(asked, Mapping) and asked.get("type", "function") == "function"
+    function = asked.get("function") if is_function else None
     name = function.get("name") if isinstance(function, Mapping) else None
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
@@ -143,10 +144,9 @@ def _offered(tools: Any) -> list[dict[str, Any]]:
         if function["name"] in names:
             raise InvalidField(f"{where}.function.name", function["name"], "a name that no other tool has")
         names.add(function["name"])
-        if not isinstance(function.get("parameters"), Mapping | None):
-            raise InvalidField(f"{where}.function.parameters", function["parameters"], "a JSON schema")
-        if not isinstance(function.get("strict"), bool | None):
-            raise InvalidField(f"{where}.function.strict", function["strict"], "a boolean")
+        of_type(f"{where}.function.parameters", function.get("parameters"), Mapping, "a JSON schema")
+        of_type(f"{where}.function.description", function.get("description"), str, "a string")
+        of_type(f"{where}.function.strict", function.get("strict"), bool, "a boolean")
         valid_text(where, json.dumps(tool, ensure_ascii=False))
         found.append(dict(tool))
     return found

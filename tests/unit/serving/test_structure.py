@@ -47,6 +47,10 @@ FORMS: list[tuple[dict[str, Any], Constraint | None]] = [
         {"structured_outputs": {"regex": "a", "disable_any_whitespace": True, "disable_fallback": False}},
         Constraint(kind="regex", text="a"),
     ),
+    (
+        {"structured_outputs": {"regex": "a", "disable_additional_properties": False, "whitespace_pattern": None}},
+        Constraint(kind="regex", text="a"),
+    ),
     ({"structured_outputs": {"disable_fallback": True}}, None),
     ({"structured_outputs": {"choice": ["a", 'b"']}}, Constraint(kind="grammar", text='root ::= "a" | "b\\""')),
     ({"structured_outputs": {"grammar": 'root ::= "x"'}}, Constraint(kind="grammar", text='root ::= "x"')),
