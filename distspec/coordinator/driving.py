@@ -176,16 +176,13 @@ def advance(ctx: Context, request: Request) -> bool:
     """Walk the tree as far as outcomes are known; emit. True if that ended the request."""
     start, reason, is_drafted = request.emitted, None, False
     while reason is None:
-        children = len(request.tree.nodes[request.tree.root].children)
         step = request.tree.step()
         if step is None:
             break
         is_drafted = step.node is not None
-        tried = is_drafted or bool(step.died)
-        ctx.learn(tried=tried, kept=is_drafted)
-        if tried:
-            rank = None if step.node is None else request.tree.rank(step.node)
-            ctx.planner.judged(kind(request), rank, children)
+        ctx.learn(tried=step.children > 0, kept=is_drafted)
+        if step.children:
+            ctx.planner.judged(kind(request), step.rank, step.children)
         ctx.notes += request.commit(step)
         reason = finish_reason(request.params, request.emitted, step.token)
     if request.emitted > start:
@@ -289,11 +286,12 @@ def verdict(request: Request, message: Verdict) -> bool:
         return False
     if not request.emitted:
         request.prompt_logprobs = message.prompt_logprobs
+    tree, judged = request.tree, request.holds[task.worker].judged
     for (node, outcome), logprobs in zip_longest(message.outcomes, message.logprobs[: len(message.outcomes)]):
         known = task.root if node == ROOT else node
-        if known in request.tree:
-            request.holds[task.worker].judged.add(known)
-        if request.tree.judge(known, outcome, logprobs):
+        if known in tree:
+            judged.add(known)
+        if tree.judge(known, outcome, logprobs):
             request.origins.judged(message.task, known)
     return True
 

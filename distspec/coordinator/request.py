@@ -5,7 +5,7 @@ Knows the legal transitions and the books of one request. Sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -209,16 +209,16 @@ class Request:
         gone = set(step.died)
         for hold in self.holds.values():
             if step.node is not None and step.node in hold.nodes:
-                hold.nodes.discard(step.node)
+                hold.nodes.remove(step.node)
                 hold.commit.append(step.node)
                 hold.computed = position + 1
-            if dead := hold.nodes & gone:
-                hold.drop.extend(sorted(dead))
-                hold.nodes -= dead
             if step.root in hold.judged:
                 hold.reached = position
-                hold.judged.discard(step.root)
-            hold.judged -= gone
+                hold.judged.remove(step.root)
+            if gone:
+                hold.drop.extend(sorted(hold.nodes & gone))
+                hold.nodes -= gone
+                hold.judged -= gone
         if step.node is not None:
             self.carried[position] = step.node
         accepted = self._count(step)
@@ -226,22 +226,22 @@ class Request:
             self.drafting.rooted()
         if step.node is None:
             self.epoch += 1
-            if self.drafting is not None and step.died:
+            if self.drafting is not None and step.children:
                 self.drafting.task = None  # it grows what is gone; but where nothing was there yet, it may grow this
         return self.origins.step(step, accepted)
 
     def missing(self, worker: str, nodes: Iterable[int]) -> list[Node]:
         """The nodes of these paths that `worker` has not computed, parents first, as messages say them."""
-        held, known, root = self.holds[worker].nodes, self.tree.nodes, self.tree.root
+        held, tree, root = self.holds[worker].nodes, self.tree, self.tree.root
         out: dict[int, Node] = {}
         for node in nodes:
             path = []
             while node != root and node not in held and node not in out:  # who holds a node holds what is above it
-                path.append(node)
-                node = known[node].parent
-            for node in reversed(path):
-                parent = known[node].parent
-                out[node] = Node(id=node, parent=ROOT if parent == root else parent, token=known[node].token)
+                known = tree[node]
+                path.append((node, known))
+                node = known.parent
+            for node, known in reversed(path):
+                out[node] = Node(node, ROOT if known.parent == root else known.parent, known.token)
         return list(out.values())
 
     def graft(self, proposal: Drafted, most: int) -> int:
@@ -294,8 +294,9 @@ class Request:
     def in_flight(self) -> set[int]:
         return {node for task in self.tasks.values() for node in (task.root, *task.nodes)}
 
-    def submitted(self, nodes: Iterable[int]) -> None:
-        """Count nodes that go out for the first time, by their depth below the root of that moment."""
+    def submitted(self, nodes: Collection[int]) -> None:
+        """Nodes go out; those that do for the first time are counted, by their depth below the root of that moment."""
+        self.tree.submit(nodes)
         for node in nodes:
             if node not in self.depths:
                 self.depths[node] = self.tree.depth(node) - 1

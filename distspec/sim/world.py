@@ -152,7 +152,7 @@ class World:
         """A verdict of a node that is still alive is never lost."""
         request = self.machine.request(judged[0])
         for node in judged[1]:
-            if request is not None and node in request.tree and request.tree.nodes[node].outcome is None:
+            if request is not None and node in request.tree and request.tree[node].outcome is None:
                 raise Violation(f"the verdict of live node {node} of request {request.number} was lost")
 
     def _suspected(self, name: str, reason: str) -> None:

@@ -44,9 +44,9 @@ class Situation:
     def waiting(self, ranks: int | None = None) -> Iterator[int]:
         """Nodes that nobody judges yet, the likeliest first, parents before children; where `ranks` is given, on paths
         of the first so many guesses only. Costs what is taken of it."""
-        nodes = self.tree.nodes
-        for _, node in self.tree.ranked(self.odds, ranks):
-            if node not in self.in_flight and nodes[node].outcome is None:
+        tree = self.tree
+        for _, node in tree.ranked(self.odds, ranks):
+            if node not in self.in_flight and tree[node].outcome is None:
                 yield node
 
     @property
@@ -130,7 +130,7 @@ class Distributed:
         free, out = list(now.free), []
         waiting = list(now.best(len(now.tree), 1))
         chunk = now.sizes.lookahead
-        if free and now.is_open and now.tree.nodes[now.tree.root].outcome is None:
+        if free and now.is_open and now.tree[now.tree.root].outcome is None:
             out.append(Submission(free.pop(0), tuple(waiting[: now.sizes.nodes])))
             waiting = waiting[now.sizes.nodes :]
         while free and waiting and (len(waiting) >= chunk or self._is_stuck(now)):
@@ -157,7 +157,7 @@ class Pearl(Distributed):
     `steps` at a time; the drafter goes on along the top path."""
 
     def submit(self, now: Situation) -> list[Submission]:
-        first = now.is_open and now.tree.nodes[now.tree.root].outcome is None
+        first = now.is_open and now.tree[now.tree.root].outcome is None
         if now.in_flight or not now.free or (first and not len(now.tree) and not self._is_stuck(now)):
             return []
         waiting = now.best(now.sizes.steps, 1)

@@ -292,7 +292,7 @@ def test_a_node_that_is_taken_without_being_judged_is_found(policy: str, monkeyp
     verdict = driving.verdict
 
     def skipped(request: Request, message: Verdict) -> bool:
-        children = request.tree.nodes[request.tree.root].children
+        children = request.tree[request.tree.root].children
         if not children:
             return verdict(request, message)
         token = next(iter(children))

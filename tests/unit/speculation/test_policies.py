@@ -59,9 +59,9 @@ class Play:
             assert wish.verifier in before.free
             assert all(node in self.tree for node in wish.nodes)
             assert not set(wish.nodes) & {n for nodes in self.tasks.values() for n in nodes}, "twice in flight"
-            assert all(self.tree.nodes[node].outcome is None for node in wish.nodes)
-            above = [self.tree.nodes[node].parent for node in wish.nodes]
-            known = [node in judged or self.tree.nodes[node].outcome is not None for node in above]
+            assert all(self.tree[node].outcome is None for node in wish.nodes)
+            above = [self.tree[node].parent for node in wish.nodes]
+            known = [node in judged or self.tree[node].outcome is not None for node in above]
             assert all(known), "a node without its path"
             self.tasks[wish.verifier] = (self.tree.root, *wish.nodes)
         self._wish_growth()
@@ -81,7 +81,7 @@ class Play:
         before = len(self.tree)
         for _ in range(steps):
             nodes = [self.tree.root, *(node for _, node in self.tree.ranked(ODDS))]
-            able = [n for n in nodes if not self.tree.nodes[n].children and len(self.tree.path(n)) < self.depth]
+            able = [n for n in nodes if not self.tree[n].children and len(self.tree.path(n)) < self.depth]
             for node in able[:width]:
                 tokens = self.rng.sample(range(9), topk)
                 self.tree.add(node, tokens, [-1] * topk, most=most)
@@ -105,7 +105,7 @@ class Play:
     def _judge(self, nodes: tuple[int, ...]) -> None:
         for node in nodes:
             if node in self.tree:
-                children = self.tree.nodes[node].children
+                children = self.tree[node].children
                 right = children and self.rng.random() < self.accept
                 self.tree.judge(node, self.rng.choice(list(children)) if right else 99)
         while (step := self.tree.step()) is not None:
@@ -298,7 +298,7 @@ def test_bvsp_starts_a_new_round_beside_the_verdict_of_a_dead_one() -> None:
     play._judge(())
     play.tree.add(play.tree.root, [1, 2], [-1, 0])
     assert [wish.verifier for wish in play.wish()] == ["v0"]
-    assert list(play.tasks["v0"]) == [play.tree.root, *(n for n in play.tree.nodes if n != play.tree.root)]
+    assert list(play.tasks["v0"]) == [play.tree.root, *(n for n in sorted(play.tree.ids()) if n != play.tree.root)]
 
 
 def test_bvsp_sends_a_second_verifier_to_the_branches_before_the_first_has_answered() -> None:

@@ -27,6 +27,9 @@ class Naive:
         if at in self.paths:
             self.outcomes.setdefault(at, token)
 
+    def reset(self) -> None:
+        self.paths, self.outcomes = {()}, {}
+
     def walk(self) -> None:
         while () in self.outcomes:
             token = self.outcomes[()]
@@ -37,6 +40,10 @@ class Naive:
 
 def path(tree: Tree, node: int) -> Path:
     return tuple(tree.token(n) for n in tree.path(node))
+
+
+def rank(tree: Tree, node: int) -> int:
+    return list(tree[tree[node].parent].children or ()).index(tree.token(node))
 
 
 def walk(tree: Tree) -> list[int]:
@@ -59,7 +66,11 @@ def test_it_is_a_set_of_paths(data: st.DataObject) -> None:
     ever = {tree.root}
     for _ in range(data.draw(st.integers(1, 12))):
         known = data.draw(st.sampled_from(sorted(ever)))
-        if data.draw(st.booleans()) and known in tree:
+        what = data.draw(st.sampled_from(("add", "add", "judge", "judge", "reset")))
+        if what == "reset":
+            tree.reset()
+            naive.reset()
+        elif what == "add" and known in tree:
             tokens, parents = data.draw(proposals())
             at = path(tree, known)
             ids = tree.add(known, tokens, parents)
@@ -68,6 +79,7 @@ def test_it_is_a_set_of_paths(data: st.DataObject) -> None:
                 below.append((below[parent] if parent >= 0 else ()) + (token,))
             naive.add(at, below)
             assert [path(tree, i) for i in ids] == [at + p for p in below]
+            tree.submit(data.draw(st.lists(st.sampled_from(ids), max_size=2)) if ids else [])
         else:
             outcome = data.draw(st.integers(0, 2))
             if known in tree:
@@ -75,14 +87,16 @@ def test_it_is_a_set_of_paths(data: st.DataObject) -> None:
             tree.judge(known, outcome)
         text += walk(tree)
         naive.walk()
-        ever |= set(tree.nodes)
+        ids = tree.ids()
+        ever |= set(ids)
         assert text == naive.text
-        found = {path(tree, n): tree.nodes[n].outcome for n in tree.nodes}
-        assert len(found) == len(tree.nodes), "two nodes of one path"
+        assert {n for n in ever if n in tree} == set(ids)
+        found = {path(tree, n): tree[n].outcome for n in ids}
+        assert len(found) == len(ids), "two nodes of one path"
         assert found == {p: naive.outcomes.get(p) for p in naive.paths}
         assert len(tree) == len(naive.paths) - 1
         assert tree.height() == max(map(len, naive.paths))
-        assert all(tree.depth(n) == len(path(tree, n)) for n in tree.nodes)
+        assert all(tree.depth(n) == len(path(tree, n)) for n in ids)
 
 
 @given(st.data())
@@ -105,15 +119,15 @@ def test_the_text_does_not_depend_on_the_order_of_verdicts(data: st.DataObject) 
 @given(st.lists(proposals(), max_size=8), st.lists(st.integers(0, 2), max_size=8))
 def test_ids_are_never_used_again(hung: list[tuple[list[int], list[int]]], outcomes: list[int]) -> None:
     tree = Tree()
-    seen: dict[int, int] = {tree.root: id(tree.nodes[tree.root])}
-    keep = [tree.nodes[tree.root]]  # or Python may use an address again
+    seen: dict[int, int] = {tree.root: id(tree[tree.root])}
+    keep = [tree[tree.root]]  # or Python may use an address again
     for (tokens, parents), outcome in zip(hung, outcomes, strict=False):
         tree.add(tree.root, tokens, parents)
         tree.judge(tree.root, outcome)
         tree.step()
-        for node, entry in tree.nodes.items():
-            keep.append(entry)
-            assert seen.setdefault(node, id(entry)) == id(entry)
+        for node in tree.ids():
+            keep.append(tree[node])
+            assert seen.setdefault(node, id(tree[node])) == id(tree[node])
     old = set(seen)
     tree.reset()
     assert tree.root not in old
@@ -121,19 +135,49 @@ def test_ids_are_never_used_again(hung: list[tuple[list[int], list[int]]], outco
 
 def test_a_step_says_who_became_the_root_and_who_died() -> None:
     tree = Tree()
-    a, b, c, d = tree.add(tree.root, [1, 2, 3, 4], [-1, -1, 0, 1])
+    a, b, c, d, e = tree.add(tree.root, [2, 1, 3, 4, 5], [-1, -1, 1, 0, 0])
+    tree.submit([c, d])
     assert tree.step() is None
     tree.judge(tree.root, 1)
     step = tree.step()
     assert step is not None
-    assert (step.token, step.node, step.died) == (1, a, (b, d))
-    assert (tree.root, tree.path(c)) == (a, [c])
-    tree.judge(a, 9)
+    assert (step.token, step.node, step.rank, step.children, step.died) == (1, b, 1, 2, (a, d))
+    assert (tree.root, tree.path(c)) == (b, [c])
+    tree.judge(b, 9)
     step = tree.step()
     assert step is not None
-    assert (step.token, step.node, step.died) == (9, None, (c,))
+    assert (step.token, step.node, step.rank, step.children, step.died) == (9, None, None, 1, (c,))
     assert len(tree) == 0
-    assert tree.root not in (a, b, c, d)
+    assert tree.root not in (a, b, c, d, e)
+
+
+@given(st.data())
+def test_steps_say_of_each_node_that_was_submitted_that_it_died_once(data: st.DataObject) -> None:
+    """And of no other; whoever knows nodes by their ids need not look for what is gone."""
+    tree, known = Tree(), set[int]()
+    for _ in range(data.draw(st.integers(1, 8))):
+        tree.add(tree.root, *data.draw(proposals()))
+        some = data.draw(st.lists(st.sampled_from(tree.ids()), max_size=3))
+        tree.submit(some)
+        known.update(above for node in some for above in tree.path(node))
+        tree.judge(data.draw(st.sampled_from(tree.ids())), data.draw(st.integers(0, 2)))
+        while (step := tree.step()) is not None:
+            known.discard(step.node if step.node is not None else tree.root)
+            assert known >= set(step.died)
+            assert len(set(step.died)) == len(step.died)
+            known -= set(step.died)
+            assert known == {node for node in known if node in tree}
+
+
+@pytest.mark.parametrize("width", [0, 1, 40])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_what_the_walk_leaves_behind_does_not_pile_up(width: int, is_right: bool) -> None:
+    tree = Tree()
+    for _ in range(200):
+        tree.add(tree.root, range(width), [-1] * width)
+        tree.judge(tree.root, 0 if is_right else -1)
+        tree.step()
+    assert len(tree._nodes) <= 4 * (width + 1)
 
 
 def test_the_first_verdict_is_law() -> None:
@@ -171,10 +215,10 @@ def test_a_ranking_is_a_sort_of_all_nodes_whatever_the_root(
         tree.judge(tree.root, token)
         tree.step()
     value: dict[int, float] = {}
-    for node in tree.nodes:
-        above = tree.nodes[node].parent
-        value[node] = 1.0 if node == tree.root else value[above] * odds[tree.rank(node)]
-    inside = [n for n in value if n != tree.root and all(tree.rank(above) < ranks for above in tree.path(n))]
+    for node in tree.ids():
+        above = tree[node].parent
+        value[node] = 1.0 if node == tree.root else value[above] * odds[rank(tree, node)]
+    inside = [n for n in value if n != tree.root and all(rank(tree, above) < ranks for above in tree.path(n))]
     wanted = sorted(((value[n], n) for n in inside), key=lambda pair: (-pair[0], pair[1]))
     assert list(tree.ranked(odds, ranks)) == wanted
 
@@ -200,8 +244,10 @@ def test_nothing_is_hung_deeper_than_allowed_but_what_is_there_is_found() -> Non
 
 
 def test_a_proposal_must_pair_tokens_and_parents() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        Tree().add(0, [1, 2], [-1])
+    tree = Tree()
+    with pytest.raises(ValueError, match="2 tokens, 1 parents"):
+        tree.add(0, [1, 2], [-1])
+    assert tree.ids() == [0]
 
 
 def test_logprobs_are_those_of_the_first_verdict() -> None:
