@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distspec.kernels.pieces import in_best_pieces, weighed
 from distspec.kernels.sample import gumbel_of, perturbed
-from distspec.kernels.truncate import scaled
+from distspec.kernels.truncate import LARGEST, scaled
 
 CANDIDATES = 16
 _LEAST = 0.8
@@ -40,7 +40,7 @@ def _weigh(logits, temperatures, tops, sums, vocab, row_stride, temperature_stri
     score = scaled(logits, temperatures, row, token, vocab, row_stride, temperature_stride, greedy_below)
     at = row * tl.num_programs(0) + block
     top, weight = weighed(score)
-    tl.store(tops + at, top)
+    tl.store(tops + at, tl.maximum(top, -LARGEST))
     tl.store(sums + at, weight)
 
 
@@ -113,7 +113,8 @@ def _choose(tops, block_tops, sums, parts, tokens, token_depths, top_p, out, blo
     first = tl.min(tl.where(may, place, COUNT), 0)
     _, nearest = tl.min(tl.where(token >= 0, depth, float("inf")), 0, return_indices=True)
     where = tl.where(first < COUNT, first, nearest)
-    tl.store(out + row, tl.sum(tl.where(place == where, token, 0), 0).to(tl.int64))
+    chosen = tl.maximum(tl.sum(tl.where(place == where, token, 0), 0), 0)  # of a row that allows nothing
+    tl.store(out + row, chosen.to(tl.int64))
 
 
 def draw_nucleus(

@@ -24,6 +24,9 @@ DEEPEST = 32.0
 _PASSES = 5
 _THRESHOLDS = tl.constexpr(32)
 _DEEPEST = tl.constexpr(DEEPEST)
+LARGEST = tl.constexpr(3e38)
+"""Of what is compared. The best of tokens that may none of them stay is this below 0, so that all lie infinitely deep
+below it."""
 _ABOVE = tl.constexpr(-1e-3)
 """A depth where nothing is."""
 _BLOCK = 2048
@@ -52,11 +55,16 @@ class Kept:
 
 @triton.jit
 def scaled(logits, temperatures, row, token, vocab, row_stride, temperature_stride, greedy_below):
-    """logits / temperature of some tokens, logits of a greedy row, -inf past the end."""
+    """logits / temperature of some tokens, logits of a greedy row, -inf past the end.
+
+    Finite or -inf, as comparisons want it, whatever a model that overflows says: where one of two scores is no number,
+    the better one may be what fills up a block, and its number no token's.
+    """
     score = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
     temperature = tl.load(temperatures + row * temperature_stride)
     divisor = tl.where(temperature >= greedy_below, temperature, 1.0)
-    return tl.div_rn(score, tl.zeros_like(score) + divisor)
+    score = tl.minimum(tl.div_rn(score, tl.zeros_like(score) + divisor), LARGEST)
+    return tl.where(score == score, score, float("-inf"))
 
 
 @triton.jit
@@ -65,7 +73,7 @@ def _tops(logits, temperatures, tops, vocab, row_stride, temperature_stride, gre
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     score = scaled(logits, temperatures, row, token, vocab, row_stride, temperature_stride, greedy_below)
-    tl.store(tops + row * tl.num_programs(0) + block, tl.max(score, 0))
+    tl.store(tops + row * tl.num_programs(0) + block, tl.maximum(tl.max(score, 0), -LARGEST))
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_si
 from tests.unit.kernels.test_latent import check_latents
 from tests.unit.kernels.test_linear import check_linear
 from tests.unit.kernels.test_nucleus import check_nucleus
-from tests.unit.kernels.test_sample import check_best, check_draw
+from tests.unit.kernels.test_sample import check_best, check_draw, check_unfit
 from tests.unit.kernels.test_tell import check_told
 from tests.unit.kernels.test_truncate import check_kept
 
@@ -84,6 +84,11 @@ def test_draws(vocab: int, spread: float) -> None:
     check_draw(96, vocab, spread, CUDA)
     for most in (1, 5, 16):
         check_best(9, vocab, most, CUDA)
+
+
+@pytest.mark.parametrize("vocab", [997, 151936])
+def test_draws_from_what_is_no_number(vocab: int) -> None:
+    check_unfit(vocab, CUDA)
 
 
 @pytest.mark.parametrize("vocab", [5, 997, 128256, 151936])

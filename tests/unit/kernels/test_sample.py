@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distspec.kernels.best import best_whole
 from distspec.kernels.sample import draw_whole
@@ -81,6 +84,29 @@ def test_the_draw_is_the_reference_s(rows: int, vocab: int, spread: float) -> No
 def test_the_noise_keeps_its_fine_steps_at_both_ends() -> None:
     """Flat logits over many tokens: the winner has a u near 1, and is found by the tail of the noise alone."""
     check_draw(40, 4096, 0.0, CPU)
+
+
+def check_unfit(vocab: int, device: torch.device) -> None:
+    """A model that overflows, as some do in float16, says inf and nan: what is drawn is a token all the same, since the
+    next step reads its embedding; and one that is a number, where there is any."""
+    nothing, rows = (torch.nan, -torch.inf, torch.inf), 18
+    logits = torch.randn(rows, vocab)
+    for row in range(rows):
+        logits[row, row % 2 :: 2 if row < rows // 2 else 1] = nothing[row % 3]
+    limits: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.05}, {"top_k": 5, "top_p": 0.5}]
+    for limit in limits:
+        each = [
+            SamplingParams(max_tokens=1, seed=row, temperature=(0.0, 0.7, 1.0)[row // 3 % 3]) for row in range(rows)
+        ]
+        params = [replace(one, **limit) for one in each]
+        drawn = _draw_fused(logits.to(device), SamplingRows.of(params, range(rows), device)).cpu()
+        assert ((drawn >= 0) & (drawn < vocab)).all(), limit
+        chosen = logits.gather(1, drawn[:, None])[: rows // 2, 0]
+        assert (chosen > -torch.inf).all(), limit
+
+
+def test_what_is_drawn_is_a_token_whatever_logits_say() -> None:
+    check_unfit(300, CPU)
 
 
 @settings(max_examples=3)
