@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from distspec.cli.options import Address, ConfigName, Overrides
+from distspec.cli.options import Address, ConfigName, Json, Overrides, Png
 
 if TYPE_CHECKING:
     from distspec.bench.report import Row
@@ -23,7 +22,6 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Json = Annotated[Path | None, typer.Option("--json", help="File to write the rows to, as a JSON list.")]
 Early = Annotated[bool, typer.Option(help="Kernels start while the one before ends, where the GPU can do that.")]
 
 
@@ -140,11 +138,12 @@ def measure_overhead(
     repetitions: Annotated[int, typer.Option(min=1, help="Runs of each policy, in turn; medians count.")] = 5,
     json: Json = None,
 ) -> None:
-    """Milliseconds that coordinator and channel add to a round: workers that need no time, or sleep; real sockets."""
-    from distspec.bench.overhead import measure
+    """Milliseconds that coordinator and channel add to a round: workers that need no time, or sleep; real sockets. And
+    of the coordinator's machine alone, where trees are large."""
+    from distspec.bench import overhead, trees
     from distspec.bench.report import report
 
-    report(measure(rounds, repetitions), json)
+    report([*overhead.measure(rounds, repetitions), *trees.measure(rounds, repetitions)], json)
 
 
 @app.command("policies")
@@ -167,7 +166,7 @@ def measure_policies(
     tokens: Annotated[
         int | None, typer.Option(min=8, help="Of each request [64]; simulated, of all together [6000].")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
+    png: Png = None,
     json: Json = None,
     address: Address = None,
     overrides: Overrides = None,
@@ -176,10 +175,10 @@ def measure_policies(
     from distspec.bench import policies
     from distspec.bench.report import report
 
-    whole = policies.counts("batch", batch or ("1,8,64" if simulate else "1,8"))
+    whole = policies.counts("batch", _or(batch, "1,8" if simulate is None else "1,8,64"))
     if simulate is not None:
         chances = policies.chances(acceptance, synthetic)
-        pools = policies.counts("verifiers", verifiers or "1,2,4")
+        pools = policies.counts("verifiers", _or(verifiers, "1,2,4"))
         rows = policies.simulated(simulate, whole, chances, pools, tokens or 6000, trees)
     else:
         _refuse_simulated(acceptance=acceptance, synthetic=synthetic, verifiers=verifiers, trees=trees)
@@ -202,7 +201,7 @@ def measure_rounds(
     rounds: Annotated[int, typer.Option(min=2, help="Of each cell.")] = 60,
     early: Early = True,
     overrides: Overrides = None,
-    png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
+    png: Png = None,
     json: Json = None,
 ) -> None:
     """Tokens per second of rounds with target and drafter on one GPU, over plain decoding, with random weights; how
@@ -256,7 +255,7 @@ def measure_transfers(
     repetitions: Annotated[int, typer.Option(min=1, help="Prompts of each kind; medians count.")] = 7,
     cpu: Annotated[bool, typer.Option("--cpu", help="Between two processes without GPUs.")] = False,
     overrides: Overrides = None,
-    png: Annotated[Path | None, typer.Option(help="File to draw the figures to.")] = None,
+    png: Png = None,
     json: Json = None,
 ) -> None:
     """GB/s of a prompt's KV between two workers on two GPUs, over that of their bare link; and how many milliseconds of
@@ -278,9 +277,13 @@ def _launches(early: bool) -> AbstractContextManager[None]:
     return one_by_one()
 
 
+def _or(text: str | None, default: str) -> str:
+    return default if text is None else text
+
+
 def _refuse_simulated(**options: str | bool | None) -> None:
     for name, value in options.items():
-        if value:
+        if value not in (None, False):
             raise typer.BadParameter("goes with --simulate", param_hint=f"--{name}")
 
 

@@ -105,7 +105,8 @@ class _Stream:
 class TimedWorld:
     """Targets of role `decode` and draft workers under one machine, and `batch` requests from the start on.
 
-    claims: what targets say of their steps when they join, seconds by rows; None: nothing.
+    claims: what targets say of their steps when they join, seconds by rows; None: nothing. on_event: hears of every
+    event of the machine, and when it came, before the machine does.
     """
 
     def __init__(
@@ -116,10 +117,11 @@ class TimedWorld:
         verifiers: int = 1,
         drafters: int = 1,
         claims: Curve | None = None,
+        on_event: Callable[[events.Event, float], None] = lambda event, now_s: None,
     ) -> None:
         self._hop_s, self._load = hardware.hop_s, load
         self._claims = tuple(claims(2**i) / claims(1) for i in range(CLAIMED)) if claims else ()
-        self.machine = Machine(settings, 1)
+        self.machine, self._on_event = Machine(settings, 1), on_event
         self.streams = {f"r{i}": _Stream() for i in range(load.batch)}
         self.now_s = 0.0
         self._order = 0
@@ -223,9 +225,9 @@ class TimedWorld:
 
     def _tell(self, event: events.Event) -> None:
         """The machine takes an event, and what it wishes is on its way."""
-        commands = self.machine.handle(event, self.now_s)
+        commands = self._handle(event)
         if isinstance(event, events.FromWorker):
-            self.machine.handle(events.Thought(PIECES), self.now_s)
+            self._handle(events.Thought(PIECES))
         for command in commands:
             match command:
                 case events.ToWorker(worker=name, message=message):
@@ -234,6 +236,10 @@ class TimedWorld:
                     self._output(output)
                 case events.Suspect():
                     raise Violation(f"{command.worker} suspected: {command.reason}")
+
+    def _handle(self, event: events.Event) -> list[events.Command]:
+        self._on_event(event, self.now_s)
+        return self.machine.handle(event, self.now_s)
 
     def _output(self, output: Output) -> None:
         stream = self.streams[output.key]
