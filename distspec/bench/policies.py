@@ -5,8 +5,8 @@ Knows cells and names of rows. Does not know how a policy is run.
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -59,25 +59,36 @@ def odds(acceptance: float) -> tuple[float, ...]:
 
 def chances(acceptance: str | None, synthetic: str | None) -> list[tuple[float, ...]]:
     """How often guesses of each rank are right, by what the options of these names say. Raises InvalidValue."""
-    if synthetic is not None:
-        return [numbers("synthetic", synthetic, 0, 1)]
-    return [odds(rate) for rate in numbers("acceptance", acceptance or "0.5,0.7,0.9", 0, 1)]
+    if synthetic is None:
+        return [odds(rate) for rate in numbers("acceptance", "0.5,0.7,0.9" if acceptance is None else acceptance, 0, 1)]
+    if acceptance is not None:
+        raise InvalidValue(
+            "synthetic", synthetic, "no acceptance beside it: it says how often the first guess is right"
+        )
+    shares = numbers("synthetic", synthetic, 0, 1)
+    if sum(shares) > 1:
+        raise InvalidValue("synthetic", synthetic, "numbers that add up to at most 1")
+    return [shares]
 
 
-def numbers(option: str, text: str, least: float, most: float = math.inf) -> tuple[float, ...]:
+def numbers(option: str, text: str, least: float, most: float | None = None) -> tuple[float, ...]:
     """What an option lists, separated by commas. Raises InvalidValue."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or not all(least <= value <= most for value in values):
-        raise InvalidValue(option, text, f"numbers from {least:g} to {most:g}, separated by commas")
+    if not values or not all(least <= value <= (sys.float_info.max if most is None else most) for value in values):
+        span = f"from {least:g} on" if most is None else f"from {least:g} to {most:g}"
+        raise InvalidValue(option, text, f"numbers {span}, separated by commas")
     return values
 
 
 def counts(option: str, text: str) -> list[int]:
     """Whole numbers from 1 that an option lists. Raises InvalidValue."""
-    return [int(number) for number in numbers(option, text, 1)]
+    values = numbers(option, text, 1)
+    if not all(value.is_integer() for value in values):
+        raise InvalidValue(option, text, "whole numbers from 1 on, separated by commas")
+    return [int(value) for value in values]
 
 
 def simulated(

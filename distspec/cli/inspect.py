@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distspec.cli.options import Overrides
+from distspec.cli.options import Overrides, Pictures
 
 if TYPE_CHECKING:
     from distspec.trace import Span
@@ -86,10 +86,7 @@ def status(name: Name = None, address: RunningAddress = "auto") -> None:
 
 
 def trace(
-    out: Annotated[
-        list[Path],
-        typer.Option(help="A .png to draw one request in, or a .json for ui.perfetto.dev; may be given twice."),
-    ],
+    out: Pictures,
     request: Annotated[
         int | None,
         typer.Option(
@@ -103,9 +100,6 @@ def trace(
     """Where the time of a running fleet went, and which of its work was kept."""
     import asyncio
 
-    for path in out:
-        if path.suffix not in (".png", ".json"):
-            raise typer.BadParameter(f"{path}: need a file that ends in .png or .json", param_hint="--out")
     with _attached(name, address) as fleet:
         spans = asyncio.run(fleet.trace())
     for path in out:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from distspec.bench import simulate
 from distspec.bench.bars import draw_simulated
-from distspec.bench.policies import numbers, odds
+from distspec.bench.policies import counts, numbers, odds
 from distspec.bench.report import Row
 from distspec.bench.simulate import Cell, hardware, measure
 from distspec.cli.bench import app
@@ -32,10 +32,18 @@ def test_unknown_curves_are_refused_with_those_that_ship() -> None:
         hardware("h100")
 
 
-@pytest.mark.parametrize("text", ["", "1,x", "-1", "nan"])
+@pytest.mark.parametrize("text", ["", "1,x", "-1", "nan", "inf"])
 def test_numbers_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(InvalidValue, match="acceptance"):
-        numbers("acceptance", text, 0, 1)
+    for most in (1, None):
+        with pytest.raises(InvalidValue, match="acceptance"):
+            numbers("acceptance", text, 0, most)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.5", "2,inf", "nan"])
+def test_counts_are_whole_and_finite(text: str) -> None:
+    with pytest.raises(InvalidValue, match="batch"):
+        counts("batch", text)
+    assert counts("batch", "1,8,1e2") == [1, 8, 100]
 
 
 def test_odds_of_further_guesses_are_of_what_the_first_leaves() -> None:

@@ -48,10 +48,43 @@ def test_check_names_the_key_at_fault(args: list[str], says: str) -> None:
     assert not done.stdout
 
 
-def test_trace_takes_no_file_that_it_cannot_write() -> None:
-    done = run("trace", "--out", "life.png", "--out", "life.gif")
+@pytest.mark.parametrize(
+    ("args", "option", "suffix"),
+    [
+        (["trace", "--out", "life.json", "--out"], "out", ".gif"),
+        (["trace", "--out"], "out", "/none/life.png"),
+        (["bench", "policies", "--json"], "json", "/none/rows.json"),
+        (["bench", "policies", "--json"], "json", ""),
+        (["bench", "policies", "--png"], "png", ".gif"),
+        (["bench", "round", "--png"], "png", "/none/rows.png"),
+        (["bench", "overhead", "--json"], "json", "/none/rows.json"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    args: list[str], option: str, suffix: str, tmp_path: Path
+) -> None:
+    done = run(*args, f"{tmp_path}{suffix}")
     assert done.returncode == 2
-    assert "life.gif: need a file that ends in .png or .json" in done.stderr
+    assert done.stderr.startswith(f"error: {option}: got '{tmp_path}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (["--batch", ""], "batch"),
+        (["--batch", "inf"], "batch"),
+        (["--verifiers", "1.5"], "verifiers"),
+        (["--acceptance", ""], "acceptance"),
+        (["--synthetic", "0.8,0.5"], "synthetic"),
+        (["--acceptance", "0.5", "--synthetic", "0.8,0.1"], "synthetic"),
+    ],
+)
+def test_numbers_that_cannot_be_simulated_are_refused(args: list[str], option: str) -> None:
+    done = run("bench", "policies", "--simulate", "h200-32b-0.6b", *args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {option}: got ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
