@@ -31,6 +31,10 @@ _LINK_S = 30.0
 """For NCCL to link two ends that have met: a process's first time takes seconds."""
 _ABORT_S = 10.0
 _NEVER = timedelta(days=1)
+_APART = -2
+"""The priority of streams on which nothing but waits for a peer stands. torch has 32 streams of each priority and deals
+them in turns, so that in the end a link would get the one on which rounds are captured or copied (0), or pages are read
+and written (-1), and these would wait for its peer."""
 _dist: Any = dist
 
 Store = Any
@@ -160,7 +164,7 @@ class Nccl:
         self._device, self._timeout_s = device, timeout_s
         self._store = store  # the group asks it at its first use; the Python half must live that long
         self._peer = 1 - rank
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=_APART)  # type: ignore[no-untyped-call]
         self._group: Any = _dist.ProcessGroupNCCL(store, rank, 2, options)
         self._is_linked = False
 
