@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.msgpack import decode
+
 from distspec.bench import trees
-from distspec.coordinator.events import FromWorker
+from distspec.coordinator.events import Event, FromWorker
 from distspec.coordinator.machine import Machine
 
 
@@ -15,7 +17,8 @@ def test_there_is_a_row_for_each_kind_of_event() -> None:
 
 def test_trees_are_as_large_as_they_are_said_to_be_while_events_are_played() -> None:
     played, most = Machine(trees.SETTINGS, term=1), 0
-    for event, now_s in trees._recorded(tokens=60):
+    for data, now_s in trees.recorded(tokens=60):
+        event = decode(data, type=Event)
         played.handle(event, now_s)
         if isinstance(event, FromWorker):
             request = played.request(1)
