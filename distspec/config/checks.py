@@ -57,7 +57,8 @@ def _check_sizes(spec: Speculation, room: int) -> None:
         raise InvalidValue("speculation.num_speculative_tokens", asked, "an entry, as {1: 4}; or null")
     most = max(asked.values()) if isinstance(asked, dict) else asked or 0
     where = f"at most engine.max_scratch_nodes ({room})"
-    for name, nodes in (("num_speculative_tokens", most), ("branch_nodes", spec.branch_nodes)):
+    sizes = {"num_speculative_tokens": most, "lookahead": spec.lookahead, "branch_nodes": spec.branch_nodes}
+    for name, nodes in sizes.items():
         if nodes > room:
             raise InvalidValue(f"speculation.{name}", nodes, where)
     judged = spec.num_draft_tokens

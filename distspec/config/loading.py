@@ -11,7 +11,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -58,6 +58,8 @@ def load(source: str | Path | Mapping[str, Any] = "local", overrides: Iterable[s
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         path = path.removeprefix("`key` in ").strip("`$.").replace("[...]", "")
+        if message.startswith("Invalid enum value"):
+            message += f", need one of {', '.join(_choices(path))}"
         raise ConfigError(path or "(top)", message) from None
     check(config)
     return config
@@ -117,6 +119,21 @@ def _struct_in(hint: Any) -> type[Struct] | None:
         if isinstance(candidate, type) and get_origin(candidate) is None and issubclass(candidate, Struct):
             return candidate
     return None
+
+
+def _choices(path: str) -> list[str]:
+    """What the value at a path may be, or an item of it, where that is one of some names."""
+    kind: Any = Config
+    for key in path.partition("[")[0].split("."):
+        hint = get_type_hints(kind)[key]
+        kind = _struct_in(hint)
+    found, hints = list[str](), [hint]
+    for hint in hints:  # grows meanwhile
+        if get_origin(hint) is Literal:
+            found += get_args(hint)
+        else:
+            hints += get_args(hint)
+    return found
 
 
 def _nearest(key: str, path: str) -> list[str]:

@@ -10,9 +10,13 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct, field
 
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+_MOST = 2**31 - 1
+"""Of a size: indices on a device have 32 bits. Of seconds: 68 years, which clocks can wait for."""
+
+Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+Natural = Annotated[int, Meta(ge=0, le=_MOST)]
+Seconds = Annotated[float, Meta(gt=0, le=_MOST)]
+Amount = Annotated[float, Meta(ge=0, le=_MOST)]
 PolicyName = Literal["ar", "sd", "pearl", "dsi", "ssd", "bvsp", "auto"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Steps = Annotated[int, Meta(ge=1, le=64)]
@@ -74,7 +78,7 @@ LOCAL_POLICIES = ("ar", "sd", "auto")
 class Ngram(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt lookup: the latest match of the longest suffix, from max_n tokens down to min_n."""
 
-    max_n: Positive = 3
+    max_n: Annotated[int, Meta(ge=1, le=64)] = 3
     min_n: Positive = 1
 
 
@@ -88,7 +92,7 @@ class Suffix(Struct, frozen=True, forbid_unknown_fields=True):
     max_match: Positive = 64
     min_prob: Annotated[float, Meta(gt=0, le=1)] = 0.1
     share_outputs: bool = False
-    max_shared_tokens: Annotated[int, Meta(ge=4)] = 65536
+    max_shared_tokens: Annotated[int, Meta(ge=4, le=_MOST)] = 65536
 
 
 class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +121,7 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     fallback: Literal["none", "ngram", "suffix"] = "none"
     num_speculative_tokens: Steps | dict[Positive, Steps] | None = None
     topk: Annotated[int, Meta(ge=1, le=16)] = 1
-    num_draft_tokens: Annotated[int, Meta(ge=2)] | None = None
+    num_draft_tokens: Annotated[int, Meta(ge=2, le=_MOST)] | None = None
     tree: Literal["static", "dynamic"] = "static"
     lookahead: Positive = 2
     branch_topk: Annotated[int, Meta(ge=1, le=16)] = 3
@@ -131,13 +135,14 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
-    """One pool of Ray actors. resources: custom Ray resources each actor asks for. num_gpus below 1: workers share a
-    GPU, and each takes this part of engine.gpu_memory_utilization of it."""
+    """One pool of Ray actors. resources: custom Ray resources each actor asks for. num_gpus: at most the one GPU that a
+    worker computes on; below 1, workers share a GPU, and each takes this part of engine.gpu_memory_utilization of it.
+    """
 
     replicas: Natural = 0
-    num_cpus: Annotated[float, Meta(ge=0)] = 0.0
-    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
-    resources: dict[str, float] = field(default_factory=dict)
+    num_cpus: Amount = 0.0
+    num_gpus: Share = 0.0
+    resources: dict[str, Amount] = field(default_factory=dict)
 
     @property
     def gpu_part(self) -> float:

@@ -18,6 +18,8 @@ from distspec.errors import ConfigError, InvalidValue
         (["speculation.num_speculative_tokens={8: 65}"], "num_speculative_tokens"),
         (["engine.max_scratch_nodes=8", "speculation.num_speculative_tokens={8: 9}"], "num_speculative_tokens"),
         (["speculation.branch_nodes=65"], "branch_nodes"),
+        (["speculation.lookahead=65"], "lookahead"),
+        (["engine.max_scratch_nodes=16", "speculation.lookahead=17"], "lookahead"),
         (["speculation.num_speculative_tokens=8", "speculation.max_live_nodes=7"], "max_live_nodes"),
         (["speculation.synthetic_acceptance=[0.8, 0.3]"], "synthetic_acceptance"),
         (["speculation.drafter=eagle3"], "draft_model"),
