@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from distspec import config
 from distspec.bench.engine import CONTEXT, HALF
 from distspec.bench.report import Context, Row, machine, row
-from distspec.bench.round import GREEDY, WARM, Cell, Rounds
+from distspec.bench.round import GREEDY, WARM, Cell, Rounds, named
 from distspec.bench.spelled import ANSWER, Vocabulary
-from distspec.errors import ConfigError
+from distspec.errors import ConfigError, InvalidValue
 from distspec.models import load_model
 from distspec.protocol.values import SamplingParams
 
@@ -28,6 +28,9 @@ FIGURES = {"ms more": "more_ms", "tokens": "tokens_per_round"}
 """Columns of the table: what asking adds to a round, and the tokens that one that asks brings a request."""
 
 _SAMPLED = SamplingParams(max_tokens=1, temperature=1.0)
+
+
+ASKS = ("json", "chain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def asks(vocabulary: Vocabulary) -> list[Ask]:
         frequency_penalty=0.3,
         logprobs=5,
     )
-    return [Ask("json", 16, json, _SAMPLED, vocabulary.begin), Ask("chain", 64, chain, GREEDY)]
+    return [Ask(ASKS[0], 16, json, _SAMPLED, vocabulary.begin), Ask(ASKS[1], 64, chain, GREEDY)]
 
 
 def measure(
@@ -67,21 +70,22 @@ def measure(
 ) -> list[Row]:
     """Plain decoding and every number of drafts of pairs `TARGET+DRAFTER` of models with one vocabulary, on a GPU where
     there is one. names: of asks. Raises ConfigError for others, and for a model that cannot be had."""
+    models = {pair: named(pair) for pair in pairs}
+    if not set(names) <= set(ASKS):
+        raise InvalidValue("asks", ",".join(names), f"some of {', '.join(ASKS)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = machine("torch", "xgrammar") | {"device": str(device), "context": CONTEXT}
     if device.type == "cuda":
         context |= {"gpu": torch.cuda.get_device_name()}
         torch.set_num_threads(1)  # as workers compute beside a GPU
     found: list[Row] = []
-    for pair in pairs:
+    for pair, both in models.items():
         dtype = HALF if device.type == "cuda" else torch.float32
-        target, drafter = (load_model(name, dtype=dtype, device=device) for name in pair.split("+"))
+        target, drafter = (load_model(name, dtype=dtype, device=device) for name in both)
         if target.config.vocab_size != drafter.config.vocab_size:
             raise ConfigError("pairs", f"{pair}, need models of one vocabulary")
         vocabulary = Vocabulary(target.config.vocab_size)
         chosen = [ask for ask in asks(vocabulary) if ask.name in names]
-        if len(chosen) != len(names):
-            raise ConfigError("asks", f"{','.join(names)}, need some of {', '.join(a.name for a in asks(vocabulary))}")
         most = max(ask.batch for ask in chosen)
         room = CONTEXT + (rounds + 2 * WARM) * (max(steps, default=0) + 1)
         sized = replace(options, max_num_seqs=most, num_pages=most * options.pages_for(room))

@@ -24,7 +24,7 @@ from distspec.bench.report import Context, Row, machine, row
 from distspec.bench.trace import Trace
 from distspec.constraints import Grammars
 from distspec.engine import Begun, Engine, Flight, Rolling
-from distspec.errors import ConfigError
+from distspec.errors import ConfigError, InvalidValue
 from distspec.models import load_model
 from distspec.models.llama import Llama
 from distspec.models.shapes import PREFIX
@@ -77,6 +77,14 @@ class Rates:
         return max(step_bytes(model, requests) / self.bytes_s, 2 * weights * rows / self.flops_s)
 
 
+def named(pair: str) -> tuple[str, str]:
+    """The models of a pair: target, drafter. Raises InvalidValue if it is none."""
+    target, _, drafter = pair.partition("+")
+    if not target or not drafter or "+" in drafter:
+        raise InvalidValue("pairs", pair, "a target and a drafter, as TARGET+DRAFTER")
+    return target, drafter
+
+
 def measure(
     pairs: Sequence[str],
     batches: Sequence[int],
@@ -86,7 +94,8 @@ def measure(
     options: config.Engine,
 ) -> list[Row]:
     """Every batch with every number of drafts, and plain decoding, of pairs `TARGET+DRAFTER` of `random:` shapes.
-    Raises ConfigError without CUDA."""
+    Raises ConfigError without CUDA, and for a pair that is none."""
+    models = {pair: named(pair) for pair in pairs}
     if not torch.cuda.is_available():
         raise ConfigError("engine.device", "bench round needs a CUDA device")
     device = torch.device("cuda")
@@ -96,8 +105,8 @@ def measure(
     context |= {"synthetic_acceptance": acceptance}
     cells = [Cell(*sizes) for sizes in product(batches, (0, *steps), (True, False))]
     found = []
-    for pair in pairs:
-        target, drafter = (load_model(PREFIX + shape, dtype=HALF, device=device) for shape in pair.split("+"))
+    for pair, shapes in models.items():
+        target, drafter = (load_model(PREFIX + shape, dtype=HALF, device=device) for shape in shapes)
         room = CONTEXT + (rounds + _TRACED + 2 * WARM) * (max(steps) + 1)
         sized = replace(options, max_num_seqs=max(batches), num_pages=max(batches) * options.pages_for(room))
         bench = Rounds(target, drafter, sized, acceptance, device, max_model_len=room)

@@ -25,11 +25,11 @@ from msgspec import structs
 from distspec import config
 from distspec.bench.report import Row, machine, row
 from distspec.engine import Engine
-from distspec.errors import ConfigError, TransferFailed
+from distspec.errors import ConfigError, InvalidValue, TransferFailed
 from distspec.kv.pool import KVPool
 from distspec.models import load_model
 from distspec.models.llama import Llama
-from distspec.models.shapes import PREFIX
+from distspec.models.shapes import PREFIX, shape_folder
 from distspec.protocol.messages import Drop, Extend, Message, Received, ReceiveKV, SendKV, Verdict
 from distspec.protocol.values import SamplingParams
 from distspec.rounds.desk import Desk
@@ -73,9 +73,14 @@ def measure(
 ) -> list[Row]:
     """By each kind of link: GB/s of a prompt's KV, first word and last included, and of several prompts' under way at
     once, over bare ones; and milliseconds of a transfer that are left when its prefill has ended over those of a whole
-    transfer. Raises ConfigError without two GPUs, if these are asked for."""
+    transfer. Raises ConfigError without two GPUs, if these are asked for, and for kinds that there are not;
+    ModelNotFound."""
     if gpus and torch.cuda.device_count() < 2:
         raise ConfigError("engine.device", "bench transfer needs two CUDA devices; or --cpu")
+    shape_folder(PREFIX + shape)
+    known = ("ipc", "nccl", "gloo", "auto") if gpus else ("gloo", "auto")
+    if not set(kinds) <= set(known):
+        raise InvalidValue("kinds", ",".join(kinds), f"some of {', '.join(known)}")
     plan = Plan(shape, tuple(kinds), tokens, repetitions, gpus, options)
     here, there = multiprocessing.get_context("spawn").Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_source, args=(there, plan), daemon=True)

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from distspec.cli import bench, generate, inspect, serve
-from distspec.errors import ConfigError, DistspecError
+from distspec.errors import ConfigError, DistspecError, ModelNotFound
 
 app = typer.Typer(
     help="Speculative decoding for LLM serving on Ray, distributed and overlapped.",
@@ -29,9 +29,9 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Entry point. Exit status 2: the command line or the configuration; 1: anything else of ours."""
+    """Entry point. Exit status 2: the command line, the configuration or a model it names; 1: anything else of ours."""
     try:
         app()
     except DistspecError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | ModelNotFound) else 1)

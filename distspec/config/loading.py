@@ -73,12 +73,14 @@ def named() -> list[str]:
 def _read(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     shipped = CONFIGS / f"{source}.yaml"
-    if not path.is_file():
-        if not shipped.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, also of a name that no file can have
+        if not os.path.isfile(shipped):
             raise ConfigError("config", f"{source!s} is no file and no shipped configuration ({', '.join(named())})")
         path = shipped
     try:
         tree = yaml.load(path.read_text(), _Loader)
+    except OSError as error:
+        raise ConfigError("config", f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"{path}: not YAML: {error}") from None
     if tree is None:

@@ -72,6 +72,9 @@ def test_what_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "load_model", lambda name, **_: model(len(name)))
     with pytest.raises(ConfigError, match="need some of json, chain"):
         asked.measure(["a+bc"], ["xml"], [1], 3, 2, config.Engine())
+    for pair in ("a", "a+", "+a", "a+b+c", ""):
+        with pytest.raises(ConfigError, match=r"^pairs: .*need a target and a drafter"):
+            asked.measure(["a+bc", pair], ["json"], [1], 3, 2, config.Engine())
 
 
 def test_models_of_two_vocabularies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

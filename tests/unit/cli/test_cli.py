@@ -88,6 +88,23 @@ def test_numbers_that_cannot_be_simulated_are_refused(args: list[str], option: s
 
 
 @pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["round", "--pairs", "llama-8b"], "pairs: got 'llama-8b', need a target and a drafter"),
+        (["asked", "--asks", "xml"], "asks: got 'xml', need some of json, chain"),
+        (["transfer", "--cpu", "--kinds", "ipc"], "kinds: got 'ipc', need some of gloo"),
+        (["transfer", "--cpu", "--shape", "nope"], "model 'random:nope' not found; looked in: shapes"),
+        (["acceptance", "--model", "no model"], "model 'no model' not found"),
+    ],
+)
+def test_a_bench_of_what_there_is_not_is_refused(args: list[str], says: str) -> None:
+    done = run("bench", *args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     "args", [["--help"], ["serve", "--help"], ["generate", "--help"], ["trace", "--help"], ["check", "local"]]
 )
 def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:

@@ -221,3 +221,10 @@ def test_a_configuration_survives_being_written_out(name: str) -> None:
     loaded = load(name)
     assert load(msgspec.to_builtins(loaded)) == loaded
     check(loaded)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 5000, "a\0b", "/proc/self/mem", "/dev/null/local"])
+def test_a_file_that_cannot_be_read_is_a_configuration_error(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(name)
+    assert caught.value.path == "config"
