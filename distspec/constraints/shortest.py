@@ -22,6 +22,8 @@ PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
 _STARRED = re.compile(rf"(?:{PARTS.pattern})\*?")
 _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)")
 _RULE = re.compile(r"^([\w.-]+) ::= ", re.MULTILINE)
+_ATTRIBUTES = re.compile(r'^([\w.-]+)\[(?:"(?:\\.|[^"\\])*"|[^"\]])*\](?= ::= )', re.MULTILINE)
+"""Of a rule, behind its name, as in `x[capture="a"] ::= "b"`; none makes its texts shorter."""
 _DISPATCH = re.compile(r"\w*Dispatch\(")
 """Free text, with tags that are rules of their own."""
 _CALL = re.compile(r"\w+\([^()]*\)")
@@ -46,7 +48,7 @@ def shortest(grammar: str) -> dict[str, float]:
 
     Expressions count as nothing. The algorithm is Knuth's (A generalization of Dijkstra's algorithm, 1977).
     """
-    _, *found = _RULE.split(_STARRED.sub(lambda part: _size(part[0]), grammar))
+    _, *found = _RULE.split(_STARRED.sub(lambda part: _size(part[0]), _ATTRIBUTES.sub(r"\1", grammar)))
     lengths: dict[str, float] = dict.fromkeys(found[::2], inf)
     users: dict[str, list[_Sequence]] = defaultdict(list)
     known: list[tuple[int, str]] = []

@@ -57,6 +57,7 @@ DOUBLED = "\n".join(f"{name} ::= {after} {after}" for name, after in pairwise(["
         ("grammar", 'root ::= "a" root'),
         ("grammar", 'root ::= "a" | "b" x\nx ::= "c" x'),
         ("grammar", f'{DOUBLED}\np ::= "x"'),
+        ("grammar", 'root[capture="y"] ::= x\nx[max_chars=5] ::= "a" x'),
         ("regex", r"a+[^\s\S]"),
         ("regex", "((((x{60}){60}){60}){60})"),
         ("json_schema", json.dumps(ENDLESS_SCHEMA)),
@@ -67,6 +68,12 @@ DOUBLED = "\n".join(f"{name} ::= {after} {after}" for name, after in pairwise(["
 def test_what_does_not_end_is_refused(kind: str, text: str) -> None:
     with pytest.raises(BadConstraint, match="characters at least"):
         grammars().find(Constraint(kind=kind, text=text)).result()
+
+
+@pytest.mark.parametrize("attribute", ["", '[capture="y"]', "[max_chars=5]", '[capture="x] ::= y"]'])
+def test_attributes_of_a_rule_change_nothing(attribute: str) -> None:
+    found = shortest(str(xgrammar.Grammar.from_ebnf(f'root ::= "a" x\nx{attribute} ::= "bc" | "d" "e" root')))
+    assert (found["root"], found["x"]) == (3, 2)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
