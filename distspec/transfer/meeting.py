@@ -22,6 +22,9 @@ from distspec.errors import TransferFailed
 
 _ANSWER_S = 2.0
 """Beyond what was asked for, how long an answer of another process may take."""
+_QUIET_S = 20
+"""After so long TCP asks whether the other host is still there: one that lost its power closes no connection, and the
+thread that serves it would wait for ever."""
 
 
 class Place(Struct, frozen=True):
@@ -176,6 +179,9 @@ def _shut(peer: socket.socket) -> None:
 def _connection(peer: socket.socket) -> Connection[Any, Any]:
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, _QUIET_S), (socket.TCP_KEEPINTVL, _QUIET_S), (socket.TCP_KEEPCNT, 3)):
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
     return Connection(peer.detach())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from queue import SimpleQueue
 
 import pytest
 
@@ -127,6 +129,21 @@ def test_a_visitor_waits_for_no_board_that_falls_silent(says: list[bytes]) -> No
                     visit.result(30)
             finally:
                 heard[0].close()
+
+
+def test_both_ends_hear_of_a_host_that_is_gone_though_they_say_nothing(
+    board: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TCP alone tells nobody who only listens; it does where it was told to ask."""
+    served: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(board, "_answer_all", lambda connection: served.put(os.dup(connection.fileno())))
+    visitor = Visited(board.place)
+    for end in (os.dup(visitor._connection.fileno()), served.get(timeout=30)):
+        with socket.socket(fileno=end) as peer:
+            assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            silence_s = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            silence_s += 3 * peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+            assert silence_s < 300
 
 
 def test_a_secret_is_not_shown(board: Served) -> None:
