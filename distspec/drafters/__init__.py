@@ -24,6 +24,7 @@ from distspec.drafters.suffix import SuffixDrafter
 from distspec.engine import Engine
 from distspec.engine.acceptance import ACCEPTANCES, Acceptance
 from distspec.engine.synthetic import SyntheticGuesser
+from distspec.errors import InvalidValue
 from distspec.models.dflash import Dflash
 from distspec.models.draft_checkpoint import DraftModel
 from distspec.models.llama import Llama
@@ -134,6 +135,10 @@ def _featured(plan: _Plan) -> Drafter:
     model = plan.model
     assert model is not None
     assert not isinstance(model, Llama)
+    if isinstance(model, Dflash):
+        rows, room = model.settings.block_size, plan.config.engine.max_scratch_nodes
+        if rows > room:
+            raise InvalidValue("engine.max_scratch_nodes", room, f">= {rows}, the rows of the draft model's block")
     kind = partial(DflashDrafter, model) if isinstance(model, Dflash) else partial(EagleDrafter, model)
     return kind(
         plan.config.engine,

@@ -22,7 +22,7 @@ from distspec.protocol.values import ROOT, Node
 class DflashDrafter(FeatureDrafter[Dflash]):
     """See Drafter and FeatureDrafter. However many steps a shape says, a text gets one block of them.
 
-    options.max_num_batched_tokens bounds a forward, but for a single block.
+    options.max_num_batched_tokens bounds a forward, but for a single block, whose rows are scratch.
     """
 
     kept = 1

@@ -11,7 +11,7 @@ from distspec.config import Engine as Options
 from distspec.config import load
 from distspec.drafters.base import taps_of
 from distspec.engine import Engine
-from distspec.errors import ConfigError
+from distspec.errors import ConfigError, InvalidValue
 from distspec.models import save_pretrained
 from distspec.models.draft_checkpoint import save_draft
 from distspec.protocol.values import SamplingParams, Shape
@@ -22,14 +22,14 @@ TEXT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3)
 KINDS = ["eagle", "eagle3", "mtp", "dflash"]
 
 
-def configured(folder: Path, kind: str, **more: object) -> drafters.Drafter:
+def configured(folder: Path, kind: str, scratch: int = 64, **more: object) -> drafters.Drafter:
     """The drafter of a kind whose target and draft model lie in folders."""
     save_pretrained(target(), folder / "target")
     save_draft(made(kind), folder / "draft")
     tree = {
         "model": {"name": str(folder / "target"), "dtype": "float32"},
-        "engine": {"page_size": 4, "num_pages": 300},
-        "speculation": {"placement": "local", "drafter": kind, "draft_model": str(folder / "draft")},
+        "engine": {"page_size": 4, "num_pages": 300, "max_scratch_nodes": scratch},
+        "speculation": {"branch_nodes": 1, "placement": "local", "drafter": kind, "draft_model": str(folder / "draft")},
     }
     config = load(tree)
     model = drafters.draft_model(config, device=CPU, **more)  # type: ignore[arg-type]
@@ -49,6 +49,12 @@ def test_with_or_without_the_target_at_hand_it_is_the_same_drafter(kind: str, tm
         found += subject.propose([row])
     assert found[0] == found[1]
     assert len(found[0].tokens) > 2
+
+
+def test_a_block_of_more_rows_than_scratch_is_refused_with_how_many_it_takes(tmp_path: Path) -> None:
+    configured(tmp_path, "dflash", scratch=5)
+    with pytest.raises(InvalidValue, match=r"^engine\.max_scratch_nodes: got 4, need >= 5, "):
+        configured(tmp_path, "dflash", scratch=4)
 
 
 def test_a_draft_model_of_another_kind_is_refused(tmp_path: Path) -> None:
