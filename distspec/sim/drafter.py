@@ -182,12 +182,18 @@ class SimDrafter:
         many = max(1, len(reply.tokens))
         bad = (
             {"tokens": (self.model.vocab + 7,) * many, "parents": (ROOT,) * many},
+            {"tokens": (-1,) * many, "parents": (ROOT,) * many},
             {"tokens": (0,) * many, "parents": tuple(range(many))},
+            {"tokens": (0,) * many, "parents": (ROOT - 1,) * many},
+            {"tokens": (0,) * many, "parents": (ROOT,) * many},  # one guess, said again and again: no offence
             {"tokens": (0,) * many, "parents": ()},
             {"tokens": (0,) * 5000, "parents": tuple(range(ROOT, 4999))},
             {"base": reply.base + 1000},
+            {"base": 0},
             {"epoch": reply.epoch + 1000},
             {"task": reply.task + 100_000},
             {"tokens": (0,), "parents": (ROOT,), "scores": (float("nan"),)},
+            {"tokens": (0,), "parents": (ROOT,), "scores": (float("inf"),)},
+            {"scores": (0.0,) * (many + 1)},
         )
         return structs.replace(reply, **self.rng.choice(bad))
