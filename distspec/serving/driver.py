@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
@@ -218,7 +218,7 @@ class _Pull:
 
 
 def _is_chat(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _chat_logprobs(params: Params) -> dict[str, Any]:
@@ -231,7 +231,9 @@ def _chat_logprobs(params: Params) -> dict[str, Any]:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    """A list of prompts, where one alone is allowed too: text, ids and messages are each one prompt."""
-    if isinstance(prompts, str) or _is_chat(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int)):  # type: ignore[arg-type]
+    """A list of prompts, where one alone is allowed too: text, ids and messages are each one prompt. So is what is no
+    list at all, and is refused as a prompt."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]
-    return prompts
+    found = list(prompts)
+    return [prompts] if found and isinstance(found[0], int | Mapping) else found

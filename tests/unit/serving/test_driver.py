@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -141,6 +142,13 @@ def test_errors_name_the_field_and_end_the_rest(driver: Driver, client: TableCli
     with pytest.raises(InvalidField, match=r"^prompt: "):
         driver.generate(["a", ""])
     assert client.open == 0
+
+
+@pytest.mark.parametrize("prompt", [5, None, True, 0.5, {"role": "user", "content": "hi"}, b"hi", [5, "a"], [None]])
+def test_whatever_is_no_prompt_is_refused_as_one(driver: Driver, prompt: Any) -> None:
+    for ask in (driver.generate, lambda prompt: list(driver.stream(prompt))):
+        with pytest.raises(InvalidField, match=r"^prompt(\[\d\])?: "):
+            ask(prompt)
 
 
 def test_a_full_fleet_is_asked_again(driver: Driver, client: TableClient) -> None:
