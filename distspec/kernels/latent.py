@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from distspec.kernels.launch import early, in_turn
+from distspec.kernels.rope import number
 
 _HEADS = 8
 """Of a program: a few thousand numbers."""
@@ -59,6 +60,7 @@ def _latent_of(latent, norm, rope, keys, location, rows, eps, RANK: tl.constexpr
     x = x * tl.rsqrt(tl.sum(x * x, 0) / RANK + eps) * tl.load(norm + lane, mask=wide, other=0.0).to(tl.float32)
     a, b = _turned(latent + RANK, rope, half, turns, rows, DIM)
     there = keys + location * (RANK + DIM)
+    x, a, b = number(x, keys), number(a, keys), number(b, keys)
     _store(there, lane, half, x, a, b, wide & (location >= 0), turns & (location >= 0), RANK, DIM)
 
 
@@ -95,8 +97,9 @@ def turn_and_write_latents(
     plain: queries in the latent space [heads, rows, rank], contiguous; turned: their rotary parts [rows, heads, dim],
     rows of a latent's rotary part likewise: latents [rows, rank + dim]; both with last strides of 1, and numbers 2i and
     2i+1 of a rotary part a pair. norm: [rank]; rope: cosines and signed sines of the rows, [2, rows, 1, dim],
-    contiguous. write: int64 [rows], a negative one writes nothing; keys: [locations, 1, rank + dim], written to, pairs
-    half of dim apart. Computed in float32. Returns queries [rows, heads, rank + dim] in plain's dtype.
+    contiguous. write: int64 [rows], a negative one writes nothing; keys: [locations, 1, rank + dim], written to, finite
+    numbers alone, pairs half of dim apart. Computed in float32. Returns queries [rows, heads, rank + dim] in plain's
+    dtype.
     """
     (heads, rows, rank), dim = plain.shape, turned.shape[2]
     queries = plain.new_empty(rows, heads, rank + dim)

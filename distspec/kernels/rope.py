@@ -41,6 +41,14 @@ def _turn(a, b, cos, sin, weight, eps, lane, inside, DIM: tl.constexpr, NORM: tl
 
 
 @triton.jit
+def number(x, there):
+    """As what lies `there` is kept, 0 where that is no finite number: attention reads the rest of a page too, and gives
+    it the weight 0, which makes no number either of what an earlier owner could not compute."""
+    kept = x.to(there.dtype.element_ty)
+    return tl.where(tl.abs(kept.to(tl.float32)) < float("inf"), kept, 0.0)
+
+
+@triton.jit
 def _store_halves(at, a, b, mask, DIM: tl.constexpr):
     tl.store(at, a.to(at.dtype.element_ty), mask=mask)
     tl.store(at + DIM // 2, b.to(at.dtype.element_ty), mask=mask)
@@ -75,8 +83,8 @@ def _kernel(qkv, table, positions, write, query_norm, key_norm, queries, keys, v
     k1, k2 = _turn(k1, k2, cos, sin, key_norm, eps, lane, inside, DIM, NORM)
     _store_halves(queries + row * (HEADS * DIM) + own, q1, q2, several, DIM)
     there = location * (KV_HEADS * DIM) + kv_head * DIM + lane[None, :]
-    _store_halves(keys + there, k1, k2, one & (location >= 0), DIM)
-    _store_halves(values + there, v1, v2, one & (location >= 0), DIM)
+    _store_halves(keys + there, number(k1, keys), number(k2, keys), one & (location >= 0), DIM)
+    _store_halves(values + there, number(v1, values), number(v2, values), one & (location >= 0), DIM)
 
 
 def rope_and_write(
@@ -92,9 +100,9 @@ def rope_and_write(
 
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], contiguous; table: cosines and signed sines of every position,
     [2, max_position, head_dim]; positions: int64 [rows]; write: int64 [rows], a negative one writes nothing;
-    keys, values: [locations, kv_heads, head_dim], written to. Positions, locations and the table are read ahead of
-    kernels.launch.in_turn. Computed in float32. Returns queries [rows, heads,
-    head_dim] in qkv's dtype.
+    keys, values: [locations, kv_heads, head_dim], written to, finite numbers alone. Positions, locations and the table
+    are read ahead of kernels.launch.in_turn. Computed in float32. Returns queries [rows, heads, head_dim] in qkv's
+    dtype.
     """
     rows, (_, kv_heads, dim) = qkv.shape[0], keys.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads

@@ -20,8 +20,8 @@ from distspec.models.llama import Llama
 from tests.shapes import LLAMA
 from tests.unit.kernels.test_accept import check_accept
 from tests.unit.kernels.test_edit import check_edits
-from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_silu
-from tests.unit.kernels.test_latent import check_latents
+from tests.unit.kernels.test_elementwise import check_norm, check_rope, check_rope_writes_numbers, check_silu
+from tests.unit.kernels.test_latent import check_latents, check_latents_are_numbers
 from tests.unit.kernels.test_linear import check_linear
 from tests.unit.kernels.test_nucleus import check_nucleus
 from tests.unit.kernels.test_sample import check_best, check_draw, check_unfit
@@ -53,6 +53,12 @@ def test_norm_silu_and_rotary(rows: int, dtype: torch.dtype) -> None:
         check_rope(rows, heads, dim, normed, CUDA, dtype)
     for count in (5, 16, 128):
         check_latents(rows, count, 512, 64, CUDA, dtype, plain_dim=128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_pages_hold_numbers_whatever_a_model_computes(dtype: torch.dtype) -> None:
+    check_rope_writes_numbers(CUDA, dtype)
+    check_latents_are_numbers(CUDA, dtype)
 
 
 @DTYPES

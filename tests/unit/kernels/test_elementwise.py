@@ -64,6 +64,29 @@ def check_rope(
     assert bool((pools[0][:, untouched] == 7).all())
 
 
+def check_rope_writes_numbers(device: torch.device, dtype: torch.dtype) -> None:
+    """Rows of a model that overflows leave nothing behind in pages that others will have; their queries are their own
+    matter, and the rows beside them what they are alone."""
+    kv_heads, dim = 2, 8
+    qkv = torch.randn(3, 4 * kv_heads * dim)
+    qkv[0, ::3], qkv[0, 1::3], qkv[1, ::2] = torch.nan, torch.inf, torch.finfo(dtype).max
+    table, where = (torch.ones(2, 4, dim, device=device, dtype=dtype), torch.arange(3, device=device))
+    keys, values = torch.zeros(2, 3, kv_heads, dim, device=device, dtype=dtype)
+    got = rope_and_write(qkv.to(device, dtype), table, where, where, keys, values)
+    assert bool(keys.isfinite().all())
+    assert bool(values.isfinite().all())
+    alone = torch.zeros(2, 1, kv_heads, dim, device=device, dtype=dtype)
+    same = rope_and_write(qkv[2:].to(device, dtype), table, where[2:], where[:1], *alone)
+    assert torch.equal(torch.stack((keys[2:], values[2:])), alone)
+    assert torch.equal(got[2:], same)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is asked for here
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_pages_hold_numbers_whatever_a_model_computes(dtype: torch.dtype) -> None:
+    check_rope_writes_numbers(CPU, dtype)
+
+
 @settings(max_examples=15)
 @given(ROWS, st.integers(1, 200))
 def test_norms(rows: int, width: int) -> None:

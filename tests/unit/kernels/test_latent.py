@@ -41,6 +41,34 @@ def check_latents(
     assert bool((pools[0][untouched] == 7).all())
 
 
+def check_latents_are_numbers(device: torch.device, dtype: torch.dtype) -> None:
+    """As keys and values, see test_elementwise.py."""
+    rank, dim = 16, 4
+    latents = torch.randn(3, rank + dim)
+    latents[0, ::3], latents[0, 1::3], latents[1, ::2] = torch.nan, torch.inf, torch.finfo(dtype).max
+    latents, rope = latents.to(device, dtype), torch.ones(2, 3, 1, dim, device=device, dtype=dtype)
+    keys = torch.zeros(3, 1, rank + dim, device=device, dtype=dtype)
+    turn_and_write_latents(
+        torch.randn(2, 3, rank, device=device, dtype=dtype),
+        torch.randn(3, 2, dim, device=device, dtype=dtype),
+        latents,
+        torch.ones(rank, device=device, dtype=dtype),
+        rope,
+        torch.arange(3, device=device),
+        keys,
+        scale=1.0,
+        eps=1e-6,
+    )
+    assert bool(keys.isfinite().all())
+    assert bool((keys[2] != 0).all())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is asked for here
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_pages_hold_numbers_whatever_a_model_computes(dtype: torch.dtype) -> None:
+    check_latents_are_numbers(CPU, dtype)
+
+
 @settings(max_examples=15)
 @given(ROWS, st.sampled_from([1, 3, 8, 20]), st.sampled_from([(16, 4), (20, 12), (512, 64)]))
 def test_latents_and_their_queries(rows: int, heads: int, dims: tuple[int, int]) -> None:
