@@ -23,6 +23,7 @@ from distspec.errors import ConfigError, InvalidValue, UnknownKey
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ENV_PREFIX = "DISTSPEC__"
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
@@ -31,9 +32,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                name = self.construct_object(key)  # 8 and 0x8 are one
+                if name in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", key.start_mark)
+                seen.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -78,16 +81,24 @@ def _read(source: str | Path) -> dict[str, Any]:
             raise ConfigError("config", f"{source!s} is no file and no shipped configuration ({', '.join(named())})")
         path = shipped
     try:
-        tree = yaml.load(path.read_text(), _Loader)
+        tree = _parsed(path.read_text())
     except OSError as error:
         raise ConfigError("config", f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("config", f"{path}: not YAML: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError("config", f"{path}: the top level must be a mapping")
     return tree
+
+
+def _parsed(text: str) -> Any:
+    """What YAML says. Raises ValueError, in one line."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _set(tree: dict[str, Any], path: list[str], text: str) -> None:
@@ -98,8 +109,8 @@ def _set(tree: dict[str, Any], path: list[str], text: str) -> None:
         tree[key] = dict(child)
         tree = tree[key]
     try:
-        tree[path[-1]] = yaml.load(text, _Loader)
-    except yaml.YAMLError:
+        tree[path[-1]] = _parsed(text)
+    except ValueError:
         raise InvalidValue(".".join(path), text, "a YAML value") from None
 
 

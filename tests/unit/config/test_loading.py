@@ -228,3 +228,22 @@ def test_a_file_that_cannot_be_read_is_a_configuration_error(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(name)
     assert caught.value.path == "config"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 5000, "{a: " * 3000, "topk: 2\ntopk: 3", "{8: 1, 0x8: 2}", "a: b: c", "--- 1\n--- 2", "\x01", "[1", "!!x 1"],
+)
+def test_what_is_no_yaml_is_an_error_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    for arguments in ((path, ()), ("local", [f"speculation={text}"])):
+        with pytest.raises(ConfigError) as caught:
+            load(*arguments)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_mapping_may_be_merged(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("speculation:\n  <<: {topk: 2, placement: local}\n  topk: 3\n")
+    assert load(path).speculation.topk == 3
