@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -68,6 +69,7 @@ class Tree:
         self._nodes = list[TreeNode]()  # by id, from `_first` on
         self._known: tuple[int, int] | None = None  # see `_extent`
         self._submitted: set[int] = set()
+        self._last = _Proposal((-1, -1, 0, 0), (), (), [])
         self._plant(-1, 0)
 
     def __len__(self) -> int:
@@ -117,8 +119,10 @@ class Tree:
         nodes, start, node = self._nodes, self._first, self._next
         size, lowest = self._extent()
         stop, end = node + most - size, self[self.root].level + deepest
-        ids = list[int | None]()
-        for token, index, score in zip(tokens, parents, opinions, strict=True):
+        place, tokens, parents = (self.root, leaf, most, deepest), tuple(tokens), tuple(parents)
+        ids = self._last.ids.copy() if self._last.goes_on(place, tokens, parents) else []
+        rest = slice(len(ids), None)
+        for token, index, score in zip(tokens[rest], parents[rest], opinions[rest], strict=True):
             parent = leaf if index < 0 else ids[index]
             known = None
             if parent is not None:
@@ -135,8 +139,8 @@ class Tree:
                         lowest = level
             ids.append(known)
         self._known = size + node - self._next, lowest
-        self._next = node
-        return ids
+        self._next, self._last = node, _Proposal(place, tokens, parents, ids)
+        return ids.copy()
 
     def submit(self, nodes: Iterable[int]) -> None:
         """Somebody outside knows these nodes now, and those above them: steps say which of them died."""
@@ -260,6 +264,21 @@ class Tree:
             if children:
                 gone.extend([child for child in children.values() if child in submitted])
         return tuple(gone)
+
+
+class _Proposal(NamedTuple):
+    """What was hung last: root, leaf and bounds, tokens and parents, and the ids that these got."""
+
+    place: tuple[int, int, int, int]
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    ids: list[int | None]
+
+    def goes_on(self, place: tuple[int, int, int, int], tokens: tuple[int, ...], parents: tuple[int, ...]) -> bool:
+        """Whether a proposal begins with all of this, so that its first ids are known. A drafter says its whole tree
+        each time, and mostly it has only grown."""
+        count = len(self.ids)
+        return place == self.place and tokens[:count] == self.tokens and parents[:count] == self.parents
 
 
 def _share(score: float | None, rank: int, odds: Sequence[float]) -> float:

@@ -99,6 +99,35 @@ def test_it_is_a_set_of_paths(data: st.DataObject) -> None:
         assert all(tree.depth(n) == len(path(tree, n)) for n in ids)
 
 
+def test_a_proposal_that_goes_on_from_the_last_one_joins_it() -> None:
+    tree = Tree()
+    first = tree.add(tree.root, [1, 2], [-1, 0])
+    assert tree.add(tree.root, [1, 2, 3, 1], [-1, 0, 1, -1])[:2] == first
+    assert tree.shape()[1:] == ([1, 2, 3], [-1, 0, 1])
+
+
+def test_a_proposal_that_only_looks_like_the_last_one_is_hung_where_it_says() -> None:
+    """Deeper, with more room, of other tokens, at another leaf, with other parents, or below a root with more room."""
+    tree = Tree()
+    a, _ = tree.add(tree.root, [1, 2], [-1, -1])
+    assert a is not None
+    for hung, ids in [
+        (tree.add(a, [5], [-1], most=9, deepest=1), [None]),
+        (tree.add(a, [5], [-1], most=9), [3]),
+        (tree.add(a, [6], [-1], most=3), [None]),
+        (tree.add(a, [6], [-1], most=9), [4]),
+        (tree.add(a, [7], [-1], most=9), [5]),
+        (tree.add(tree.root, [7], [-1], most=9), [6]),
+        (tree.add(tree.root, [7, 8], [-1, -1], most=9), [6, 7]),
+        (tree.add(tree.root, [7, 8], [-1, 0], most=9), [6, 8]),
+        (tree.add(a, [9], [-1], most=8), [None]),
+    ]:
+        assert hung == ids
+    tree.judge(tree.root, 1)
+    tree.step()
+    assert tree.add(a, [9], [-1], most=8) == [9]
+
+
 @given(st.data())
 def test_the_text_does_not_depend_on_the_order_of_verdicts(data: st.DataObject) -> None:
     tokens, parents = data.draw(proposals())
