@@ -10,6 +10,8 @@ from itertools import count, zip_longest
 from math import isnan
 from operator import lt
 
+from msgspec.structs import replace
+
 from distspec.coordinator import feeding
 from distspec.coordinator.context import Context
 from distspec.coordinator.notes import Grown
@@ -156,12 +158,12 @@ def drive(ctx: Context, request: Request) -> None:
     attach(ctx, request)
     policy, now = POLICIES[request.acting](), situation(ctx, request)
     if grow(ctx, request, policy, now):
-        now = situation(ctx, request)
+        now = moved(request, now)
     wishes = policy.submit(now)
     for wish in wishes:
         submit(ctx, request, wish)
     if wishes:  # some only draft beside a forward
-        grow(ctx, request, policy, situation(ctx, request))
+        grow(ctx, request, policy, moved(request, now))
 
 
 def grow(ctx: Context, request: Request, policy: Policy, now: Situation) -> bool:
@@ -216,21 +218,33 @@ def situation(ctx: Context, request: Request) -> Situation:
     The last output token is never judged, and a node above it yields one token, the root another: nothing
     deeper could be emitted, nor does it fit max_model_len.
     """
-    busy = {task.worker for task in request.tasks.values()}
     ready = preferred(ctx, request)
-    draft = request.drafting
-    return Situation(
+    now = Situation(
         tree=request.tree,
-        in_flight=request.in_flight(),
-        free=[name for name in ready if name not in busy],
+        in_flight=(),
+        free=ready,
         total=len(ready),
-        drafting=draft is not None and draft.task is not None,
-        asked=draft is not None and draft.asked,
-        dry=draft is None or draft.dry,
+        drafting=False,
+        asked=False,
+        dry=False,
         quick=ctx.settings.quick,
         depth=request.params.max_tokens - request.emitted - 1,
         sizes=sizes(ctx, request),
         odds=odds(ctx, request),
+    )
+    return moved(request, now)
+
+
+def moved(request: Request, before: Situation) -> Situation:
+    """The situation after what was submitted and drafted since; the tree is as it was."""
+    busy, draft = {task.worker for task in request.tasks.values()}, request.drafting
+    return replace(
+        before,
+        in_flight=request.in_flight(),
+        free=[name for name in before.free if name not in busy],
+        drafting=draft is not None and draft.task is not None,
+        asked=draft is not None and draft.asked,
+        dry=draft is None or draft.dry,
     )
 
 

@@ -10,16 +10,16 @@ nobody judges yet, and what grows next are the likeliest without children. They 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from msgspec import Struct
 
 from distspec.speculation.sizes import Sizes
 from distspec.speculation.tree import Tree
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """What a policy may look at.
 
     in_flight: ids of nodes (the root too) whose verdict is on its way. free: verifiers that hold the
@@ -64,16 +64,14 @@ class Situation:
         return tuple(islice(self.waiting(ranks), most))
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """Judge these nodes there. The root is judged with them, since it is on every path."""
 
     verifier: str
     nodes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Struct, frozen=True):
     """Let the drafter go on for `steps`, expanding `width` nodes in each by `topk` guesses, to at most `nodes` live
     ones. quick: let the fallback drafter do it, at once."""
 
