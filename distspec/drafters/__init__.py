@@ -74,11 +74,11 @@ def draft_model(config: Config, *, device: torch.device, target: Llama | None = 
     name, folder = _draft_model(config), models.model_folder(config.model.name)
     dtype = getattr(torch, config.model.dtype)
     if kind == "standalone":
-        models.same_vocabulary(folder, models.model_folder(name))
+        models.same_vocabulary(folder, models.model_folder(name, models.DRAFT_FIELD))
         vocab_size = models.ModelConfig.from_pretrained(folder).vocab_size  # what a client may say has no other bound
-        return models.widened(models.load_model(name, dtype=dtype, device=device), vocab_size)
+        return models.widened(models.load_model(name, dtype=dtype, device=device, field=models.DRAFT_FIELD), vocab_size)
     parts = models.Target.of(target) if target is not None else models.load_target(folder, dtype=dtype, device=device)
-    return models.load_draft(kind, models.model_folder(name), parts)
+    return models.load_draft(kind, models.model_folder(name, models.DRAFT_FIELD), parts)
 
 
 def make(

@@ -5,7 +5,7 @@ Knows decoders over rows and checkpoint folders. Does not know pages, sequences,
 
 from distspec.models.base import Attend, Model, Taps
 from distspec.models.checkpoint import fingerprint, save_pretrained
-from distspec.models.config import ModelConfig, RopeScaling
+from distspec.models.config import DRAFT_FIELD, ModelConfig, RopeScaling
 from distspec.models.draft import FeatureModel, Target
 from distspec.models.draft_checkpoint import draft_fingerprint, load_draft, load_target, read_draft
 from distspec.models.llama import prefix_layers, random_model, widened
@@ -13,6 +13,7 @@ from distspec.models.loader import load_model, load_tokenizer, model_folder
 from distspec.models.tokenizer import TOKENIZER, load_tokenizer_folder, same_vocabulary, stop_ids
 
 __all__ = [
+    "DRAFT_FIELD",
     "TOKENIZER",
     "Attend",
     "FeatureModel",

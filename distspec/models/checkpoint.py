@@ -110,13 +110,14 @@ def weight_files(folder: Path, field: str = FIELD) -> list[Path]:
     return files
 
 
-def load_folder(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Llama:
-    """The model in a folder, each parameter brought straight to its dtype and device, or drawn there."""
-    config = ModelConfig.from_pretrained(folder)
-    seed = weights_seed(folder)
+def load_folder(folder: str | Path, *, dtype: torch.dtype, device: torch.device, field: str = FIELD) -> Llama:
+    """The model in a folder, each parameter brought straight to its dtype and device, or drawn there. field: as of
+    Checkpoint."""
+    config = ModelConfig.from_pretrained(folder, field)
+    seed = weights_seed(folder, field)
     if seed is not None:
         return random_model(config, seed=seed, dtype=dtype, device=device, drawn_on=device)
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(folder, field)
     weights = {name: checkpoint.parameter(parts, dtype, device) for name, parts in parameters(config).items()}
     return Llama(config, weights)
 
@@ -164,22 +165,23 @@ def write_files(folder: Path, tree: Mapping[str, Any], tensors: Mapping[str, Ten
         os.fsync(file.fileno())
 
 
-def fingerprint(folder: str | Path) -> str:
+def fingerprint(folder: str | Path, field: str = FIELD) -> str:
     """16 hex digits that name the weights: the same on every host, whatever the files are called or cut into.
 
     Hashes the configuration, every tensor's name, dtype and shape, and a sample of its bytes, so that two
-    fine-tunes of one model differ; reading it takes milliseconds. Of weights that are drawn, the seed.
+    fine-tunes of one model differ; reading it takes milliseconds. Of weights that are drawn, the seed. field: as of
+    Checkpoint.
     """
-    seed = weights_seed(folder)
+    config, seed = ModelConfig.from_pretrained(folder, field), weights_seed(folder, field)
     if seed is not None:
-        return hashlib.sha256(f"{ModelConfig.from_pretrained(folder)!r} {seed}".encode()).hexdigest()[:16]
-    return digest_of(repr(ModelConfig.from_pretrained(folder)), folder)
+        return hashlib.sha256(f"{config!r} {seed}".encode()).hexdigest()[:16]
+    return digest_of(repr(config), folder, field)
 
 
-def digest_of(config: str, folder: str | Path) -> str:
+def digest_of(config: str, folder: str | Path, field: str) -> str:
     """As `fingerprint`, of a folder whose configuration somebody else has read."""
     digest = hashlib.sha256(config.encode())
-    for name, stored in sorted(Checkpoint(folder).tensors.items()):
+    for name, stored in sorted(Checkpoint(folder, field).tensors.items()):
         digest.update(f"{name} {NAMES[stored.dtype]} {stored.shape}".encode())
         middle = (stored.begin + stored.end) // 2
         for begin in (stored.begin, middle):

@@ -17,6 +17,9 @@ from distspec.models.fields import Fields, read_object
 FIELD = "model.name"
 """What names the target's folder in the configuration."""
 
+DRAFT_FIELD = "speculation.draft_model"
+"""The same of a draft model's."""
+
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -110,15 +113,18 @@ class ModelConfig:
         return self.model_type == "qwen3"
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> ModelConfig:
-        """The configuration of a checkpoint folder.
+    def from_pretrained(cls, folder: str | Path, field: str = FIELD) -> ModelConfig:
+        """The configuration of a checkpoint folder. field: what names the folder in the configuration.
 
         Raises ModelNotFound without a config.json, ConfigError for what this code cannot compute.
         """
         path = Path(folder) / "config.json"
         more = path.with_name("generation_config.json")
         return cls.from_tree(
-            read_tree(folder), str(path), eos=Fields(_read(more), str(more), FIELD).ids("eos_token_id")
+            read_tree(folder, field),
+            str(path),
+            field=field,
+            eos=Fields(_read(more, field), str(more), field).ids("eos_token_id"),
         )
 
     @classmethod

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distspec.errors import InvalidValue
 from distspec.models.checkpoint import Checkpoint, digest_of, load_folder, write_files
-from distspec.models.config import ModelConfig, read_tree
+from distspec.models.config import DRAFT_FIELD, ModelConfig, read_tree
 from distspec.models.dflash import Dflash, DflashConfig
 from distspec.models.draft import Target
 from distspec.models.eagle import Eagle, EagleConfig
@@ -32,7 +32,6 @@ DraftConfig = EagleConfig | Eagle3Config | MtpConfig | DflashConfig
 DraftModel = Eagle | Eagle3 | Mtp | Dflash
 Layout = Literal["own", "speculators"]
 
-FIELD = "speculation.draft_model"
 _SPECULATORS = "speculators_model_type"
 _LAYER = "transformer_layer_config"
 _TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -52,7 +51,7 @@ def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
     Raises ConfigError that names speculation.draft_model for a folder that cannot be used or does not fit the target,
     ModelNotFound.
     """
-    checkpoint = Checkpoint(folder, FIELD)
+    checkpoint = Checkpoint(folder, DRAFT_FIELD)
     settings, layout = _read(kind, checkpoint, target.config)
     _refuse_further(kind, layout, checkpoint, settings)
     dtype, device = target.embedding.dtype, target.embedding.device
@@ -68,7 +67,7 @@ def load_draft(kind: str, folder: str | Path, target: Target) -> DraftModel:
 
 def read_draft(kind: str, folder: str | Path, target: ModelConfig) -> DraftConfig:
     """What a folder says of its draft model, without its weights. Raises as load_draft."""
-    return _read(kind, Checkpoint(folder, FIELD), target)[0]
+    return _read(kind, Checkpoint(folder, DRAFT_FIELD), target)[0]
 
 
 def load_target(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> Target:
@@ -111,17 +110,17 @@ def save_draft(model: DraftModel, folder: str | Path, layout: Layout = "own") ->
 
 def draft_fingerprint(folder: str | Path) -> str:
     """As models.fingerprint, of a draft model's folder."""
-    return digest_of(json.dumps(read_tree(folder, FIELD), sort_keys=True), folder)
+    return digest_of(json.dumps(read_tree(folder, DRAFT_FIELD), sort_keys=True), folder, DRAFT_FIELD)
 
 
 # -- config.json, in --------------------------------------------------------------------------------
 
 
 def _read(kind: str, checkpoint: Checkpoint, target: ModelConfig) -> tuple[DraftConfig, Layout]:
-    tree = read_tree(checkpoint.folder, FIELD)
+    tree = read_tree(checkpoint.folder, DRAFT_FIELD)
     found = tree.get(_SPECULATORS, kind)
     if found != kind:
-        raise InvalidValue(FIELD, f"kind {found}", f"speculation.drafter to be {found} for {checkpoint.folder}")
+        raise InvalidValue(DRAFT_FIELD, f"kind {found}", f"speculation.drafter to be {found} for {checkpoint.folder}")
     reading = _Reading(kind, tree, checkpoint, target)
     return _READERS[kind](reading), reading.layout
 
@@ -130,7 +129,7 @@ class _Reading:
     """A folder that is being read, and the target it must fit."""
 
     def __init__(self, kind: str, tree: Mapping[str, Any], checkpoint: Checkpoint, target: ModelConfig) -> None:
-        self.fields = Fields(tree, f"{checkpoint.folder}/config.json", FIELD)
+        self.fields = Fields(tree, f"{checkpoint.folder}/config.json", DRAFT_FIELD)
         self.target = target
         self.folder = checkpoint.folder
         self.layout: Layout = "speculators" if _SPECULATORS in tree else "own"
@@ -157,7 +156,7 @@ class _Reading:
         """Shape of its layers, and as many positions as the target has: its weights say nothing of positions.
         layers: how many there must be."""
         fields = self.layer_fields
-        found = ModelConfig.from_tree(fields.tree, fields.where, field=FIELD)
+        found = ModelConfig.from_tree(fields.tree, fields.where, field=DRAFT_FIELD)
         self.must("vocab_size", found.vocab_size, self.target.vocab_size)
         if self._kind != "mtp":
             self.must("kv_lora_rank", found.latent and found.latent.rank, None, f"the published layout of {self._kind}")
@@ -171,14 +170,14 @@ class _Reading:
 
     def must(self, what: str, got: object, need: object, whose: str = "the target's") -> None:
         if got != need:
-            raise InvalidValue(FIELD, f"{what} {got}", f"{what} {need}, {whose}; in {self.folder}")
+            raise InvalidValue(DRAFT_FIELD, f"{what} {got}", f"{what} {need}, {whose}; in {self.folder}")
 
     def taps(self, fields: Fields, name: str, default: Sequence[int] | None = None, offset: int = 0) -> tuple[int, ...]:
         """Taps of the target that it names; offset: what a tap is above the number that stands there."""
         taps, last = tuple(tap + offset for tap in fields.integers(name, default)), self.target.num_layers
         if not taps or not all(0 <= tap <= last for tap in taps):
             need = f"layers of the target, 0 to {last}; in {self.folder}"
-            raise InvalidValue(FIELD, f"target layers {list(taps)}", need)
+            raise InvalidValue(DRAFT_FIELD, f"target layers {list(taps)}", need)
         return taps
 
 
@@ -308,7 +307,9 @@ def _refuse_further(kind: str, layout: Layout, checkpoint: Checkpoint, settings:
         matrix = name.rpartition(".")[0]
         is_beside = matrix in matrices or matrix.rpartition(".")[0] in rooms
         if is_beside and not name.endswith(_IGNORED):
-            raise InvalidValue(FIELD, f"tensor {name}", f"only what {kind} is published with; in {checkpoint.folder}")
+            raise InvalidValue(
+                DRAFT_FIELD, f"tensor {name}", f"only what {kind} is published with; in {checkpoint.folder}"
+            )
 
 
 def _ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> Tensor:
@@ -317,9 +318,9 @@ def _ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> Tensor:
     ids = offsets + torch.arange(count)
     if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) < count:
         need = f"{count} different ids below the target's {vocab_size}; in {checkpoint.folder}"
-        raise InvalidValue(FIELD, "d2t", need)
+        raise InvalidValue(DRAFT_FIELD, "d2t", need)
     if "t2d" in checkpoint.tensors:
         known = checkpoint.parameter({"t2d": (vocab_size,)}, torch.bool, torch.device("cpu"))
         if not torch.equal(known.nonzero()[:, 0], ids.sort().values):
-            raise InvalidValue(FIELD, "t2d", f"the ids that d2t names; in {checkpoint.folder}")
+            raise InvalidValue(DRAFT_FIELD, "t2d", f"the ids that d2t names; in {checkpoint.folder}")
     return ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distspec.errors import ConfigError, ModelNotFound
-from distspec.models.config import read_tree
+from distspec.models.config import FIELD, read_tree
 
 PREFIX = "random:"
 KEY = "random_weights"
@@ -26,12 +26,12 @@ def shape_folder(name: str) -> Path:
     return _SHIPPED / shape
 
 
-def weights_seed(folder: str | Path) -> int | None:
-    """What the weights of a folder are drawn from; None if it has files of them.
+def weights_seed(folder: str | Path, field: str = FIELD) -> int | None:
+    """What the weights of a folder are drawn from; None if it has files of them. field: as of ModelConfig.
 
     Raises ModelNotFound without a config.json, ConfigError for a seed that is no number.
     """
-    seed = read_tree(folder).get(KEY)
+    seed = read_tree(folder, field).get(KEY)
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
-        raise ConfigError("model.name", f"{folder}: {KEY} is {seed!r}, need a seed, 0 or more")
+        raise ConfigError(field, f"{folder}: {KEY} is {seed!r}, need a seed, 0 or more")
     return seed

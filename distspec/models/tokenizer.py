@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from distspec.errors import ConfigError, ModelNotFound
-from distspec.models.config import FIELD, ModelConfig
+from distspec.models.config import DRAFT_FIELD, FIELD, ModelConfig
 from distspec.models.fields import read_object
 
 TOKENIZER = "tokenizer.json"
-_DRAFTER = "speculation.draft_model"
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 """Special tokens with which chat models end a turn, whether or not their config lists them."""
 
@@ -48,8 +47,8 @@ def same_vocabulary(target: Path, drafter: Path) -> None:
     Embeddings may be padded to different sizes, as long as the target has a row for each id that the drafter
     can propose. Raises ConfigError that names what differs.
     """
-    sizes = [ModelConfig.from_pretrained(folder).vocab_size for folder in (target, drafter)]
-    ours, theirs = _vocabulary(target, FIELD), _vocabulary(drafter, _DRAFTER)
+    sizes = [ModelConfig.from_pretrained(*of).vocab_size for of in ((target, FIELD), (drafter, DRAFT_FIELD))]
+    ours, theirs = _vocabulary(target, FIELD), _vocabulary(drafter, DRAFT_FIELD)
     if sizes[1] > sizes[0]:
         raise _mismatch(drafter, f"{sizes[1]} token ids, the target has {sizes[0]}")
     if ours is None and theirs is None and sizes[0] == sizes[1]:
@@ -63,7 +62,7 @@ def same_vocabulary(target: Path, drafter: Path) -> None:
 
 
 def _mismatch(drafter: Path, what: str) -> ConfigError:
-    return ConfigError(_DRAFTER, f"{drafter} does not share the target's vocabulary: {what}")
+    return ConfigError(DRAFT_FIELD, f"{drafter} does not share the target's vocabulary: {what}")
 
 
 def _vocabulary(folder: Path, field: str) -> dict[str, int] | None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from distspec.config import Config, Server
 from distspec.constraints.trial import Trials
 from distspec.errors import FleetError, InvalidValue, Unavailable
-from distspec.models import ModelConfig, load_tokenizer, model_folder, same_vocabulary
+from distspec.models import DRAFT_FIELD, ModelConfig, load_tokenizer, model_folder, same_vocabulary
 from distspec.serving.limits import Limits
 from distspec.serving.prometheus import exposition
 from distspec.serving.service import Service
@@ -90,7 +90,7 @@ def check_models(config: Config) -> None:
     if asked is not None and asked > own:
         raise InvalidValue("model.max_model_len", asked, f"at most {own}, the model's own")
     if config.speculation.drafter == "standalone" and config.speculation.draft_model is not None:
-        same_vocabulary(target, model_folder(config.speculation.draft_model))
+        same_vocabulary(target, model_folder(config.speculation.draft_model, DRAFT_FIELD))
 
 
 def read_model(config: Config) -> tuple[Text, Limits]:

@@ -18,7 +18,7 @@ def package() -> dict[str, str]:
 
 
 def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
-    """Reads the models' folders. Raises ModelNotFound."""
+    """Reads the models' folders. Raises ModelNotFound, ConfigError."""
     import torch  # the coordinator needs `package` alone
 
     from distspec import models
@@ -28,9 +28,11 @@ def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
     if drafter == "ngram":
         drafter += f" of {speculation.ngram.min_n} to {speculation.ngram.max_n} tokens"
     elif drafter == "standalone" and speculation.draft_model is not None:
-        drafter += f" {models.fingerprint(models.model_folder(speculation.draft_model))}"
+        folder = models.model_folder(speculation.draft_model, models.DRAFT_FIELD)
+        drafter += f" {models.fingerprint(folder, models.DRAFT_FIELD)}"
     elif speculation.drafter not in ("none", "suffix") and speculation.draft_model is not None:
-        drafter += f" {models.draft_fingerprint(models.model_folder(speculation.draft_model))}"
+        folder = models.model_folder(speculation.draft_model, models.DRAFT_FIELD)
+        drafter += f" {models.draft_fingerprint(folder)}"
     found = {
         **package(),
         "model": models.fingerprint(models.model_folder(config.model.name)),

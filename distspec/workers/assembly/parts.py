@@ -38,7 +38,7 @@ def taps_of(config: Config, shape: models.ModelConfig) -> tuple[int, ...]:
     spec = config.speculation
     if spec.drafter not in FEATURE_DRAFTERS or spec.draft_model is None:
         return ()
-    return models.read_draft(spec.drafter, models.model_folder(spec.draft_model), shape).taps
+    return models.read_draft(spec.drafter, models.model_folder(spec.draft_model, models.DRAFT_FIELD), shape).taps
 
 
 def grammars_of(config: Config, shape: models.ModelConfig, wake: Callable[[], None] = lambda: None) -> Grammars | None:

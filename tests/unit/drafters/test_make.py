@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from distspec.errors import ConfigError, InvalidValue
 from distspec.models import save_pretrained
 from distspec.models.draft_checkpoint import save_draft
 from distspec.protocol.values import SamplingParams, Shape
+from distspec.workers.fingerprint import fingerprint
 from tests.desks import desk, lease, run, stream
 from tests.featured import ALL, CPU, SHAPE, features, made, target
 
@@ -49,6 +52,52 @@ def test_with_or_without_the_target_at_hand_it_is_the_same_drafter(kind: str, tm
         found += subject.propose([row])
     assert found[0] == found[1]
     assert len(found[0].tokens) > 2
+
+
+def _break_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "no JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "no number": lambda folder: edit(folder, num_hidden_layers="x"),
+    "no such architecture": lambda folder: edit(folder, hidden_act="gelu"),
+    "another vocabulary": lambda folder: edit(folder, vocab_size=24),
+    "no seed": lambda folder: edit(folder, random_weights="x"),
+    "no tensors": lambda folder: (folder / "model.safetensors").write_bytes(b"x"),
+    "no index": _break_index,
+}
+
+
+def blamed(reads: Callable[[], object]) -> str | None:
+    """The key that is said to be wrong, if one is."""
+    try:
+        reads()
+    except ConfigError as error:
+        return error.path
+    return None
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("kind", ["standalone", *KINDS])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_draft_model_is_blamed_and_not_the_target(kind: str, broken: str, tmp_path: Path) -> None:
+    save_pretrained(target(), tmp_path / "target")
+    if kind == "standalone":
+        save_pretrained(target(), tmp_path / "draft")
+    else:
+        save_draft(made(kind), tmp_path / "draft")
+    named = {"placement": "local", "drafter": kind, "draft_model": str(tmp_path / "draft")}
+    config = load({"model": {"name": str(tmp_path / "target")}, "speculation": named})
+    drafters.draft_model(config, device=CPU)
+    fingerprint(config, CPU)
+    BROKEN[broken](tmp_path / "draft")
+    assert blamed(lambda: drafters.draft_model(config, device=CPU)) == "speculation.draft_model"
+    assert blamed(lambda: fingerprint(config, CPU)) in (None, "speculation.draft_model")
 
 
 def test_a_block_of_more_rows_than_scratch_is_refused_with_how_many_it_takes(tmp_path: Path) -> None:
