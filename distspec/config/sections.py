@@ -114,7 +114,7 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     policy: PolicyName = "sd"
-    allowed_policies: tuple[PolicyName, ...] = get_args(PolicyName)
+    allowed_policies: Annotated[tuple[PolicyName, ...], Meta(min_length=1)] = get_args(PolicyName)
     drafter: Literal["none", "ngram", "suffix", "standalone", "eagle", "eagle3", "mtp", "dflash"] = "ngram"
     draft_model: str | None = None
     placement: Literal["pool", "local"] = "pool"

@@ -19,6 +19,7 @@ from distspec.errors import ConfigError, InvalidValue
         (["engine.max_scratch_nodes=8", "speculation.num_speculative_tokens={8: 9}"], "num_speculative_tokens"),
         (["speculation.branch_nodes=65"], "branch_nodes"),
         (["speculation.lookahead=65"], "lookahead"),
+        (["speculation.allowed_policies=[]"], "allowed_policies"),
         (["engine.max_scratch_nodes=16", "speculation.lookahead=17"], "lookahead"),
         (["speculation.num_speculative_tokens=8", "speculation.max_live_nodes=7"], "max_live_nodes"),
         (["speculation.synthetic_acceptance=[0.8, 0.3]"], "synthetic_acceptance"),
