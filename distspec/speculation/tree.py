@@ -139,7 +139,8 @@ class Tree:
                         lowest = level
             ids.append(known)
         self._known = size + node - self._next, lowest
-        self._next, self._last = node, _Proposal(place, tokens, parents, ids)
+        if node > self._next:
+            self._next, self._last = node, _Proposal(place, tokens, parents, ids)
         return ids.copy()
 
     def submit(self, nodes: Iterable[int]) -> None:
@@ -267,7 +268,7 @@ class Tree:
 
 
 class _Proposal(NamedTuple):
-    """What was hung last: root, leaf and bounds, tokens and parents, and the ids that these got."""
+    """What last brought new nodes: root, leaf and bounds, tokens and parents, and the ids that these got."""
 
     place: tuple[int, int, int, int]
     tokens: tuple[int, ...]
