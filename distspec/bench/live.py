@@ -197,7 +197,7 @@ def context(config: Config, plan: Plan) -> Context:
     """Machine, versions, model and sizes; whether tokens were made up."""
     import torch
 
-    spec, engine = config.speculation, config.engine
+    spec = config.speculation
     facts: Context = {"model": config.model.name, "dtype": config.model.dtype, "drafter": spec.drafter}
     facts |= {"placement": spec.placement, "tokens": plan.tokens, "repetitions": plan.repetitions}
     facts |= {f"{name} workers": getattr(config.pools, name).replicas for name in (*TARGETS, "draft")}
@@ -205,7 +205,7 @@ def context(config: Config, plan: Plan) -> Context:
         facts["draft_model"] = spec.draft_model
     if spec.synthetic_acceptance is not None:
         facts["synthetic"] = ",".join(f"{share:.4g}" for share in spec.synthetic_acceptance)
-    if engine.device != "cpu" and torch.cuda.is_available():
+    if config.asks_for_gpu("decode") and torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return machine("torch", "ray", "msgspec") | facts | {"reference": "ar, median over repetitions"}
 

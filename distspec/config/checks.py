@@ -40,14 +40,23 @@ def check(config: Config) -> None:
     _check_sizes(spec, config.engine.max_scratch_nodes)
     if spec.acceptance != "coupled":
         _check_drawn(spec)
-    if config.transfer in ("nccl", "ipc") and config.engine.device == "cpu":
-        raise InvalidValue("transfer", config.transfer, "gloo or auto, where engine.device is cpu")
+    if config.transfer in ("nccl", "ipc"):
+        _check_gpus(config)
     beat = config.coordinator
     if beat.worker_timeout_s < 2 * beat.heartbeat_s:
         raise InvalidValue(
             "coordinator.worker_timeout_s", beat.worker_timeout_s, f">= 2 x heartbeat_s ({2 * beat.heartbeat_s})"
         )
     _check_pages(config.engine, config.model.max_model_len)
+
+
+def _check_gpus(config: Config) -> None:
+    """Links between GPUs want one at either end. Draft workers have links only for features."""
+    for name in get_args(Role):
+        links = name != "draft" or config.reads_features
+        if links and getattr(config.pools, name).replicas and not config.asks_for_gpu(name):
+            need = f"gloo or auto, where pools.{name} computes on the CPU (engine.device, or no num_gpus)"
+            raise InvalidValue("transfer", config.transfer, need)
 
 
 def _check_sizes(spec: Speculation, room: int) -> None:

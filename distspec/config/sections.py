@@ -37,8 +37,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """One target worker. num_pages None sizes the pool from memory; num_threads 0 divides the host's cores, and is 1
-    beside a GPU. overlap: on a GPU, leased rounds are launched before the ones before them are read; false is for
-    comparison.
+    beside a GPU. device: `auto` is a GPU in the pools that ask for one (num_gpus) if torch finds it, else the CPU.
+    overlap: on a GPU, leased rounds are launched before the ones before them are read; false is for comparison.
     logprobs_mode, as in vLLM: of what the model says, or of what is drawn from. Logprobs of a prompt are always raw.
     """
 
@@ -220,6 +220,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def reads_features(self) -> bool:
         """The drafter reads features: those of the worker that it is in, or such as targets send it."""
         return self.speculation.drafter in FEATURE_DRAFTERS
+
+    def asks_for_gpu(self, pool: str) -> bool:
+        """Whether workers of the pool `prefill`, `decode`, `verify` or `draft` are to compute on a GPU."""
+        asked: Pool = getattr(self.pools, pool)
+        return self.engine.device == "cuda" or (self.engine.device == "auto" and asked.num_gpus > 0)
 
     def max_model_len(self, max_position: int) -> int:
         """The longest request in tokens: as configured, or what the model takes and the configured pages hold."""

@@ -5,6 +5,7 @@ Knows the configuration, the device and Ray's addresses. Does not know the chann
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import partial
 import msgspec
 import torch
 
-from distspec.config import Config
+from distspec.config import MODEL_DRAFTERS, Config
 from distspec.drafters.base import Called, never
 from distspec.engine.capture import is_out_of_memory
 from distspec.engine.sizing import ran_out
@@ -27,6 +28,8 @@ from distspec.workers.fingerprint import fingerprint
 from distspec.workers.names import node_address
 
 __all__ = ["Built", "build"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def build(
     is no GPU. Raises ConfigError, ModelNotFound, or what the device says.
     """
     torch.set_num_threads(threads if threads > 0 else max(1, len(os.sched_getaffinity(0)) // -threads))
-    device = _device(config)
+    device = _device(config, worker.partition(":")[0])
     # Where a GPU computes, the host fills masks and copies: waking threads for these takes longer than they do.
     begin = partial(torch.set_num_threads, 1 if threads < 0 and device.type == "cuda" else torch.get_num_threads())
     work: Work
@@ -69,8 +72,15 @@ def build(
     return Built(work, hello, place, begin, partial(prove, device))
 
 
-def _device(config: Config) -> torch.device:
-    wanted = config.engine.device
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+def _device(config: Config, role: str) -> torch.device:
+    """Where a worker of this pool computes. `auto` is a GPU only if Ray was asked for one: whoever asks for none sees
+    all, and would share the first with every other such worker, each with the whole of its memory in mind."""
+    if config.engine.device != "auto":
+        return torch.device(config.engine.device)
+    asks, is_there = config.asks_for_gpu(role), torch.cuda.is_available()
+    if asks and not is_there:
+        log.warning("pools.%s asks for GPUs, but torch finds none: it computes on the CPU", role)
+    has_model = role != "draft" or config.speculation.drafter in MODEL_DRAFTERS
+    if is_there and has_model and not asks:
+        log.warning("there is a GPU, but pools.%s computes on the CPU; pools.%s.num_gpus=1 asks for one", role, role)
+    return torch.device("cuda" if asks and is_there else "cpu")

@@ -127,4 +127,17 @@ def test_more_nodes_than_scratch_are_refused() -> None:
 def test_links_of_gpus_are_refused_without_one(kind: str) -> None:
     with pytest.raises(InvalidValue, match="transfer"):
         load("local", [f"transfer={kind}", "engine.device=cpu"])
-    assert load("local", [f"transfer={kind}"]).transfer == kind
+    assert load("local", [f"transfer={kind}", "engine.device=cuda"]).transfer == kind
+
+
+@pytest.mark.parametrize("kind", ["nccl", "ipc"])
+def test_links_between_gpus_want_one_in_each_pool_that_has_links(kind: str) -> None:
+    asked = [f"transfer={kind}", *(f"pools.{name}.num_gpus=0.5" for name in ("prefill", "decode", "verify"))]
+    assert load("local", asked).transfer == kind
+    for name in ("prefill", "decode", "verify"):
+        with pytest.raises(InvalidValue, match=rf"^transfer: .*pools\.{name}"):
+            load("local", [*asked, f"pools.{name}.num_gpus=0"])
+    reading = ["speculation.drafter=eagle", "speculation.draft_model=x"]
+    with pytest.raises(InvalidValue, match=r"^transfer: .*pools\.draft"):
+        load("local", [*asked, *reading])
+    load("local", [*asked, *reading, "pools.draft.num_gpus=1"])

@@ -22,6 +22,16 @@ def test_without_max_model_len_pages_and_model_decide_the_longest_request() -> N
         load("local", [*free, "engine.num_pages=6"])
 
 
+@pytest.mark.parametrize("pool", ["prefill", "decode", "verify", "draft"])
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "asks"),
+    [("auto", 0, False), ("auto", 0.25, True), ("auto", 1, True), ("cpu", 1, False), ("cuda", 0, True)],
+)
+def test_auto_asks_for_a_gpu_in_the_pools_that_do(pool: str, device: str, num_gpus: float, asks: bool) -> None:
+    config = load("local", [f"engine.device={device}", f"pools.{pool}.num_gpus={num_gpus}"])
+    assert config.asks_for_gpu(pool) == asks
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a/b", "é", "a\n", "x*"])
 def test_a_name_that_actors_cannot_bear_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
 from distspec.config import Config, Ngram, load
 from distspec.drafters.base import DraftRow, Proposal
 from distspec.drafters.ngram import NgramDrafter
 from distspec.models import save_pretrained
-from distspec.protocol.messages import Draft, Drafted, Fault, Progress
+from distspec.protocol.messages import Draft, Drafted, Fault, Hello, Progress
 from distspec.protocol.values import SamplingParams, Shape
+from distspec.workers import assembly
 from distspec.workers.assembly import build
 from distspec.workers.draft import DraftWork
 from distspec.workers.target import TargetWork
@@ -81,3 +84,62 @@ def test_a_draft_worker_whose_device_broke_ends_its_life_and_one_whose_drafter_b
 
 def test_a_worker_on_a_cpu_can_compute(folder: Path) -> None:
     build(config(folder, "coupled"), "decode:0", 1, lambda action: None).prove()
+
+
+class Stopped(Exception):
+    """With the device that a worker was to be made on."""
+
+
+@pytest.fixture
+def on_a_gpu_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*parts: object) -> tuple[TargetWork, Hello]:
+        raise Stopped(next(part.type for part in parts if isinstance(part, torch.device)))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(assembly, "target_work", stop)
+    monkeypatch.setattr(assembly, "draft_work", stop)
+
+
+def device_of(pool: str, *asked: str) -> str:
+    with pytest.raises(Stopped) as caught:
+        build(load("local", asked), f"{pool}:0", 1, lambda action: None)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode", "verify", "draft"])
+def test_a_worker_takes_a_gpu_only_if_its_pool_asks_for_one(on_a_gpu_host: None, pool: str) -> None:
+    """One that asks for none sees all of Ray's: each such worker would take the first, and plan with all of it."""
+    others = [f"pools.{name}.num_gpus=1" for name in ("prefill", "decode", "verify", "draft") if name != pool]
+    assert device_of(pool, *others) == "cpu"
+    assert device_of(pool, f"pools.{pool}.num_gpus=0.5") == "cuda"
+    assert device_of(pool, "engine.device=cuda") == "cuda"
+    assert device_of(pool, "engine.device=cpu", f"pools.{pool}.num_gpus=1") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("pool", "asked", "told"),
+    [
+        ("decode", [], "pools.decode.num_gpus=1"),
+        ("draft", ["speculation.drafter=standalone", "speculation.draft_model=x"], "pools.draft.num_gpus=1"),
+        ("draft", [], ""),  # text is looked up on the CPU
+        ("decode", ["engine.device=cpu"], ""),
+        ("decode", ["pools.decode.num_gpus=1"], ""),
+    ],
+)
+def test_a_gpu_that_is_left_alone_is_told_of(
+    on_a_gpu_host: None, caplog: pytest.LogCaptureFixture, pool: str, asked: list[str], told: str
+) -> None:
+    device_of(pool, *asked)
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.records)
+
+
+def test_a_gpu_that_is_asked_for_and_not_found_is_told_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = config(folder, "coupled")
+    asked = msgspec.structs.replace(made, engine=msgspec.structs.replace(made.engine, device="auto"))
+    decode = msgspec.structs.replace(asked.pools.decode, num_gpus=1.0)
+    asked = msgspec.structs.replace(asked, pools=msgspec.structs.replace(asked.pools, decode=decode))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        build(asked, "decode:0", 1, lambda action: None).prove()
+    assert "torch finds none" in caplog.text
