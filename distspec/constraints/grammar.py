@@ -75,7 +75,10 @@ class Compiler:
             raise BadConstraint(_reason(error)) from None
         if not _first_mask(compiled).any():
             raise BadConstraint("no text is allowed")
-        for rule, length in shortest(str(compiled.grammar)).items():
+        rules = str(compiled.grammar)
+        if _TEMPERED.search(rules):
+            raise BadConstraint("temperature: only a request has one, not a rule")
+        for rule, length in shortest(rules).items():
             if length > MAX_SHORTEST:
                 raise BadConstraint(f"{rule} takes {length:g} characters at least, need {MAX_SHORTEST} at most")
         return compiled
@@ -125,6 +128,8 @@ _WIDE, _NARROW = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\ud800-\udfff]"
 """A character of a string of bounded length: as xgrammar has it, and as JSON does, without control characters. Halves
 of surrogate pairs are no text, and would count as three."""
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
+_TEMPERED = re.compile(r'^[\w.-]+\[(?:[^"\]]|"(?:\\.|[^"\\])*")*\btemperature=', re.MULTILINE)
+"""A rule that would have its tokens drawn in another way than the request says."""
 _PLACE = re.compile(r"^\[[\d:]+\] \S+ (Check failed: .* is false: )?")
 
 

@@ -88,6 +88,11 @@ def test_control_characters_are_in_no_string_wherever_its_schema_is() -> None:
         assert not allows(found, json.dumps({'[^"\\\r\n]': "a#b"}, separators=(",", ":")).replace("#", "\x01"))
 
 
+def test_a_rule_may_have_a_name_for_what_it_matches() -> None:
+    found = matcher("grammar", 'root ::= "a" b\nb[capture="temperature=1"] ::= "c"')
+    assert found.allowed([*encode("ac"), end_id()]) == len(encode("ac")) + 1
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
@@ -96,6 +101,7 @@ def test_control_characters_are_in_no_string_wherever_its_schema_is() -> None:
         ("json_schema", '{"type":"string","pattern":"^(?!a).$"}', "pattern: looking around"),
         ("grammar", "root ::= other", "other"),
         ("grammar", "no rule", "EBNF"),
+        ("grammar", 'root ::= "a" b\nb[capture="x", temperature=0.5] ::= "c"', "temperature: only a request"),
         ("json_schema", "{", "JSON"),
         ("json_schema", "[]", "schema"),
         ("json_schema", "false", "cannot accept"),
