@@ -21,6 +21,7 @@ from distspec.config import Config, check_served, load
 from distspec.errors import FleetError, InvalidValue, UnknownKey
 from distspec.serving.connect import check_models, connection, launch
 from distspec.serving.http import create_app
+from distspec.workers.logs import tell
 
 ARGUMENTS = ("config", "overrides")
 UNBOUNDED = 1_000_000
@@ -31,6 +32,7 @@ class Ingress:
     """A replica. Several may serve one fleet; the first one that starts launches it."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        tell()
         self._stack = AsyncExitStack()
         self._connection = await self._stack.enter_async_context(connection(config))
         heap.settle()

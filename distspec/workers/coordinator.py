@@ -30,6 +30,7 @@ from distspec.trace import Span, Trace
 from distspec.workers.crew import Crew
 from distspec.workers.fingerprint import package
 from distspec.workers.lease import FleetLease, end_unless_claimed
+from distspec.workers.logs import tell
 from distspec.workers.mirror import Mirror
 from distspec.workers.names import node_address
 
@@ -123,6 +124,7 @@ class Coordinator:
             raise
 
     async def _start(self, config: Config) -> None:
+        tell()
         beat = config.coordinator
         self._crew = Crew(config)
         self._endings.push_async_callback(self._crew.dismiss)

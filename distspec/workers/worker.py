@@ -21,6 +21,7 @@ from distspec.protocol.messages import Fault, Hello
 from distspec.transfer.meeting import Place
 from distspec.workers.compute import Compute, Later
 from distspec.workers.lease import FleetLease, end_unless_claimed
+from distspec.workers.logs import tell
 from distspec.workers.threads import spin_briefly
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Worker:
         await asyncio.wrap_future(self._compute.check())
 
     def _build(self, config: Config, worker: str, threads: int) -> None:
+        tell()
         spin_briefly()
         from distspec.workers.assembly import build  # torch and all that: not for the coordinator, who makes us
 

@@ -105,6 +105,16 @@ async def idle(handle: FleetHandle) -> None:
         await asyncio.wait_for(actor(actor_name(handle.name, worker)).check.remote(), 30)
 
 
+def test_actors_tell_in_the_logs_of_ray_what_they_are(handle: FleetHandle) -> None:
+    here = ray.get_runtime_context()
+    files = Path(here.get_temp_dir(), here.get_session_name(), "logs").glob("worker-*.err")
+    told = [path.read_text() for path in files]
+    assert [text.count("fleet four-pools runs, term 1") for text in told if "fleet four-pools" in text] == [1]
+    workers = [text.count("256 KV pages of 4 positions on cpu") for text in told if "KV pages" in text]
+    assert len(workers) >= 3
+    assert set(workers) == {1}
+
+
 async def test_policies_and_seeds_decide_tokens_as_they_should(handle: FleetHandle) -> None:
     async with client_of(handle) as client:
         expected = await all_tokens(client, policy="ar")
