@@ -10,12 +10,12 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from distspec.config import Config
+from distspec.config import Config, Role
 from distspec.errors import DistspecError, FleetError
 from distspec.metrics import Family
 from distspec.protocol.keys import Endpoint
@@ -125,10 +125,24 @@ def launch(config: Config) -> FleetHandle:
     Blocks until its workers have joined, or, where it takes over from a coordinator that died, until the next one
     runs; ray must be initialized. Raises FleetError, ConfigError or ModelNotFound.
     """
+    _tell_of_idle_gpus(config)
     start(config)
     keeper = Keeper(config)
     keeper.start()
     return FleetHandle(config.name, keeper)
+
+
+def _tell_of_idle_gpus(config: Config) -> None:
+    """A fleet that asks for no GPU is slow where there are some; from servers elsewhere, people expect that they are
+    taken. Told here, since what workers log is in files."""
+    count = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+    if count and config.engine.device == "auto" and not any(map(config.asks_for_gpu, get_args(Role))):
+        log.warning(
+            "fleet %s computes on CPUs: the cluster has %g GPUs, and no pool asks for one "
+            "(pools.decode.num_gpus=1 does; engine.device=cpu says that this is meant)",
+            config.name,
+            count,
+        )
 
 
 def attach(name: str) -> FleetHandle:

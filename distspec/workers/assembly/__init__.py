@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import torch
 
-from distspec.config import MODEL_DRAFTERS, Config
+from distspec.config import Config
 from distspec.drafters.base import Called, never
 from distspec.engine.capture import is_out_of_memory
 from distspec.engine.sizing import ran_out
@@ -80,7 +80,4 @@ def _device(config: Config, role: str) -> torch.device:
     asks, is_there = config.asks_for_gpu(role), torch.cuda.is_available()
     if asks and not is_there:
         log.warning("pools.%s asks for GPUs, but torch finds none: it computes on the CPU", role)
-    has_model = role != "draft" or config.speculation.drafter in MODEL_DRAFTERS
-    if is_there and has_model and not asks:
-        log.warning("there is a GPU, but pools.%s computes on the CPU; pools.%s.num_gpus=1 asks for one", role, role)
     return torch.device("cuda" if asks and is_there else "cpu")

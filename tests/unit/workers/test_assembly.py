@@ -116,24 +116,6 @@ def test_a_worker_takes_a_gpu_only_if_its_pool_asks_for_one(on_a_gpu_host: None,
     assert device_of(pool, "engine.device=cpu", f"pools.{pool}.num_gpus=1") == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("pool", "asked", "told"),
-    [
-        ("decode", [], "pools.decode.num_gpus=1"),
-        ("draft", ["speculation.drafter=standalone", "speculation.draft_model=x"], "pools.draft.num_gpus=1"),
-        ("draft", [], ""),  # text is looked up on the CPU
-        ("decode", ["engine.device=cpu"], ""),
-        ("decode", ["pools.decode.num_gpus=1"], ""),
-    ],
-)
-def test_a_gpu_that_is_left_alone_is_told_of(
-    on_a_gpu_host: None, caplog: pytest.LogCaptureFixture, pool: str, asked: list[str], told: str
-) -> None:
-    device_of(pool, *asked)
-    assert told in caplog.text
-    assert bool(told) == bool(caplog.records)
-
-
 def test_a_gpu_that_is_asked_for_and_not_found_is_told_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = config(folder, "coupled")
     asked = msgspec.structs.replace(made, engine=msgspec.structs.replace(made.engine, device="auto"))
