@@ -93,7 +93,7 @@ class Coordinator:
 
     async def metrics(self) -> list[Family]:
         self._running()
-        return self._observer.metrics(self._machine.snapshot())
+        return self._metrics()
 
     async def drain(self, worker: str) -> None:
         """Move the work of `pool:index` elsewhere and give it none."""
@@ -140,7 +140,6 @@ class Coordinator:
             self._crew,
             self._observer,
             heartbeat_s=beat.heartbeat_s,
-            lease_s=beat.lease_s,
             fingerprint=package(),
             failed=_end,
             journal=journal,
@@ -151,15 +150,13 @@ class Coordinator:
         self._endings.callback(self._loop.close)
         await self._crew.supervise(self._endpoint, self._loop.expect)
         self._lease.renew()
-        mirroring = asyncio.create_task(self._mirror(Mirror(config.name)))
+        mirroring = asyncio.create_task(Mirror(config.name).follow(self._metrics, _MIRROR_S))
         self._endings.callback(mirroring.cancel)
         heap.settle()
         log.info("fleet %s runs, term %d", config.name, term)
 
-    async def _mirror(self, mirror: Mirror) -> None:
-        while True:
-            await asyncio.sleep(_MIRROR_S)
-            mirror.publish(self._observer.metrics(self._machine.snapshot()))
+    def _metrics(self) -> list[Family]:
+        return self._observer.metrics(self._machine.snapshot())
 
 
 def _end(error: Exception) -> None:

@@ -6,11 +6,15 @@ sum and count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
 
 from ray.util.metrics import Counter, Gauge
 
 from distspec.metrics import Family, Sample
+
+log = logging.getLogger(__name__)
 
 
 class Mirror:
@@ -21,6 +25,15 @@ class Mirror:
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
         self._totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    async def follow(self, families: Callable[[], Iterable[Family]], every_s: float) -> None:
+        """Publish what is read, for ever. What fails once may do so for a moment, and is nobody's death."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                self.publish(families())
+            except Exception as error:
+                log.warning("Ray's metrics are out of date: %s: %s", type(error).__name__, error)
 
     def publish(self, families: Iterable[Family]) -> None:
         for family in families:
@@ -35,11 +48,11 @@ class Mirror:
     def _grow(self, name: str, text: str, total: float, tags: dict[str, str]) -> None:
         key = name, tuple(sorted(tags.items()))
         growth = total - self._totals.get(key, 0.0)
-        self._totals[key] = total
         if name not in self._counters:
             self._counters[name] = Counter(name, text, tuple(tags))
         if growth > 0:
             self._counters[name].inc(growth, tags)
+        self._totals[key] = total
 
     def _gauge(self, name: str, text: str, tags: dict[str, str]) -> Gauge:
         if name not in self._gauges:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from distspec.metrics import Registry
+from distspec.metrics import Family, Registry
 from distspec.workers import mirror
 from distspec.workers.mirror import Mirror
 
@@ -52,3 +55,36 @@ def test_totals_agree_after_every_publication(shown: Any) -> None:
         assert shown["queued", "{'fleet': 'f'}"] == 5 - i
         assert shown["took_sum", "{'fleet': 'f'}"] == 2.0 * i
         assert shown["took_count", "{'fleet': 'f'}"] == i
+
+
+async def test_what_failed_once_is_told_and_made_up_for(
+    shown: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever it failed: where the values are read, or where Ray is told of one."""
+    registry, reads = Registry(), 0
+    registry.counter("tokens", "t").add(10)
+    registry.counter("requests", "r").add(1)
+    tell, told = Shown.inc, 0
+
+    def inc(self: Shown, value: float, tags: dict[str, str]) -> None:
+        nonlocal told
+        told += 1
+        if told == 2:
+            raise ValueError("no connection")
+        tell(self, value, tags)
+
+    def families() -> list[Family]:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            raise KeyError("not yet")
+        if reads == 5:
+            raise asyncio.CancelledError
+        return registry.snapshot()
+
+    monkeypatch.setattr(Shown, "inc", inc)
+    with caplog.at_level(logging.WARNING), suppress(asyncio.CancelledError):
+        await Mirror("f").follow(families, 0.0)
+    assert reads == 5
+    assert shown == {("tokens", "{'fleet': 'f'}"): 10, ("requests", "{'fleet': 'f'}"): 1}
+    assert [record.args[0] for record in caplog.records if record.args] == ["KeyError", "ValueError"]
