@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from distspec.config import Config
+import msgspec
+
+from distspec.config import MODEL_DRAFTERS, Config, Speculation
 from distspec.protocol.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -23,22 +25,16 @@ def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
 
     from distspec import models
 
-    speculation = config.speculation
-    drafter: str = speculation.drafter
-    if drafter == "ngram":
-        drafter += f" of {speculation.ngram.min_n} to {speculation.ngram.max_n} tokens"
-    elif drafter == "standalone" and speculation.draft_model is not None:
-        folder = models.model_folder(speculation.draft_model, models.DRAFT_FIELD)
-        drafter += f" {models.fingerprint(folder, models.DRAFT_FIELD)}"
-    elif speculation.drafter not in ("none", "suffix") and speculation.draft_model is not None:
-        folder = models.model_folder(speculation.draft_model, models.DRAFT_FIELD)
-        drafter += f" {models.draft_fingerprint(folder)}"
+    spec = config.speculation
     found = {
         **package(),
         "model": models.fingerprint(models.model_folder(config.model.name)),
         "dtype": config.model.dtype,
         "pages": f"{config.engine.page_size} tokens",
-        "drafter": drafter,
+        "drafter": _guesser(spec.drafter, spec),
+        "fallback": _guesser(spec.fallback, spec),
+        "acceptance": spec.acceptance,
+        "synthetic acceptance": str(spec.synthetic_acceptance),
         "logprobs": config.engine.logprobs_mode,
         "torch": torch.__version__.partition("+")[0],
     }
@@ -46,3 +42,18 @@ def fingerprint(config: Config, device: torch.device) -> dict[str, str]:
         version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         found["nccl"] = ".".join(map(str, version))
     return found
+
+
+def _guesser(name: str, spec: Speculation) -> str:
+    """A drafter, with all that its guesses follow from beside the text."""
+    from distspec import models
+
+    options: dict[str, object] = {"ngram": spec.ngram, "suffix": spec.suffix}
+    if name in options:
+        return f"{name} {msgspec.to_builtins(options[name])}"
+    if name not in MODEL_DRAFTERS or spec.draft_model is None:
+        return name
+    folder = models.model_folder(spec.draft_model, models.DRAFT_FIELD)
+    if name == "standalone":
+        return f"{name} {models.fingerprint(folder, models.DRAFT_FIELD)}"
+    return f"{name} {models.draft_fingerprint(folder)}"

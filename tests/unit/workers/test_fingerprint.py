@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from distspec.config import load
+from distspec.config import Ngram, Suffix, load
 from distspec.models import Target, load_model, random_model, save_pretrained
 from distspec.models.draft_checkpoint import random_draft, save_draft
 from distspec.models.eagle import EagleConfig
@@ -46,10 +48,42 @@ def test_heads_that_draft_otherwise_differ(folders: list[str], tmp_path: Path) -
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["drafter"]
 
 
-@pytest.mark.parametrize("ngram", [{"max_n": 4}, {"min_n": 2}])
-def test_drafters_that_look_for_other_suffixes_differ(folders: list[str], ngram: dict[str, int]) -> None:
-    plain, other = of(folders), of(folders, ngram=ngram)
-    assert [key for key in plain if plain[key] != other[key]] == ["drafter"]
+OTHERS: dict[str, list[Any]] = {
+    "ngram": [{"max_n": 4}, {"min_n": 2}],
+    "suffix": [{"max_match": 9}, {"min_prob": 0.5}, {"share_outputs": True}, {"max_shared_tokens": 99}],
+}
+
+
+@pytest.mark.parametrize("role", ["drafter", "fallback"])
+@pytest.mark.parametrize(("name", "options"), [(name, one) for name in OTHERS for one in OTHERS[name]])
+def test_drafters_that_look_for_other_texts_differ(
+    folders: list[str], role: str, name: str, options: dict[str, int]
+) -> None:
+    drafting = {"drafter": "standalone", "draft_model": folders[1], role: name}
+    plain, other = of(folders, **drafting), of(folders, **drafting, **{name: options})
+    assert [key for key in plain if plain[key] != other[key]] == [role]
+
+
+def test_every_option_of_a_lookup_is_tried() -> None:
+    for name, options in (("ngram", Ngram), ("suffix", Suffix)):
+        assert {key for one in OTHERS[name] for key in one} == {field.name for field in msgspec.structs.fields(options)}
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        ("acceptance", {"acceptance": "ratio"}),
+        ("acceptance", {"acceptance": "block"}),
+        ("synthetic acceptance", {"synthetic_acceptance": [0.8]}),
+        ("fallback", {"fallback": "suffix"}),
+    ],
+)
+def test_workers_whose_tokens_or_guesses_come_by_another_rule_differ(
+    folders: list[str], key: str, asked: dict[str, object]
+) -> None:
+    common = {"allowed_policies": ["ar", "sd"], "drafter": "standalone", "draft_model": folders[1]}
+    plain, other = of(folders, **common), of(folders, **common, **asked)
+    assert [key for key in plain if plain[key] != other[key]] == [key]
 
 
 def test_what_does_not_change_a_draft_is_not_asked_for(folders: list[str]) -> None:
