@@ -6,7 +6,6 @@ of one drafter) has one `Acceptance`, whoever keeps them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 PRIOR = (0.6, 0.3, 0.18, 0.13, 0.1)
@@ -90,17 +89,6 @@ class Acceptance:
     def tried(self, rank: int = 0) -> float:
         """Observations of this rank that still count."""
         return sum(level[rank] for level in self._tried) / self._weight[rank]
-
-    def interval(self, rank: int = 0) -> tuple[float, float]:
-        """Where the odds of this rank lie with 95% confidence (Wilson score interval); (0, 1) without observations."""
-        tried = self.tried(rank)
-        if not tried:
-            return 0.0, 1.0
-        z = 1.96
-        share = self._kept(rank) / tried
-        middle = (share + z * z / (2 * tried)) / (1 + z * z / tried)
-        reach = z / (1 + z * z / tried) * math.sqrt(share * (1 - share) / tried + (z / (2 * tried)) ** 2)
-        return max(0.0, middle - reach), min(1.0, middle + reach)
 
     def _share(self, rank: int) -> float:
         return (self._kept(rank) + PRIOR_WEIGHT * self.prior[rank]) / (self.tried(rank) + PRIOR_WEIGHT)

@@ -35,7 +35,6 @@ def watch(
 def test_nothing_seen_is_the_prior() -> None:
     assert Acceptance().shares() == Acceptance().shares(3) == pytest.approx(PRIOR)
     assert Acceptance((0.6, 0.5, 1.0)).odds() == Acceptance((0.6, 0.5, 1.0)).odds(3) == pytest.approx((0.6, 0.2, 0.2))
-    assert Acceptance().interval() == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -99,19 +98,6 @@ def test_depths_are_told_apart_and_a_new_one_is_like_the_others() -> None:
     assert learned.table() == tuple(learned.odds(depth) for depth in range(DEPTHS))
     watch(learned, rng, (0.2, 0.1, 0.1), 500, depth=100)
     assert learned.odds(DEPTHS - 1)[0] == pytest.approx(learned.odds(1000)[0])
-
-
-def test_the_interval_holds_the_truth_and_narrows() -> None:
-    held, widths = 0, []
-    for seed in range(100):
-        learned = Acceptance()
-        watch(learned, Random(seed), ODDS, 100)
-        low, high = learned.interval()
-        held += low <= ODDS[0] <= high
-        watch(learned, Random(seed), ODDS, 400)
-        widths.append((high - low, learned.interval()[1] - learned.interval()[0]))
-    assert held >= 88
-    assert all(late < early for early, late in widths)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 6), st.integers(0, 7)), max_size=200))
