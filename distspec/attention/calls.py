@@ -90,6 +90,7 @@ class CallingBackend(ABC, Generic[Call]):
         )
 
     def read(self, plan: Plan[Call], layer: int, q: Tensor) -> Tensor:
+        """q: [rows, heads, key_dim]. Returns [rows, heads * dim] in its dtype."""
         committed = None
         if plan.causal is not None:
             committed, _ = self._run(plan.causal.call, layer, plan.causal.of(q))

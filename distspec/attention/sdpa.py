@@ -120,6 +120,7 @@ class SdpaBackend:
         return [self.chains(replace(places, offset=places.offset + step), 1) for step in range(count)]
 
     def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
+        """q: [rows, heads, key_dim]. Returns [rows, heads * dim] in its dtype."""
         keys, values = self._pool.layers[layer]
         outputs = [_attend(call, q, keys, values, self._pool.latent) for call in plan.calls]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)

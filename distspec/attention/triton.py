@@ -174,6 +174,8 @@ class TritonBackend:
         return out
 
     def bind(self, integers: Tensor, bucket: Bucket) -> Plan:
+        """integers: int64 [n] as `lay_out` orders them: where rows write [rows], their limits [rows], their masks
+        [rows * words], items [items * FIELDS], and page numbers, which are the rest. The plan has views of them."""
         rows, items = bucket.rows, self._items(bucket) * FIELDS
         sizes = [rows, rows, rows * bucket.words, items]
         write, limits, masks, found, pages = integers.split_with_sizes([*sizes, len(integers) - sum(sizes)])
@@ -207,6 +209,7 @@ class TritonBackend:
     # -- the call --------------------------------------------------------------------------------
 
     def read(self, plan: Plan, layer: int, q: Tensor) -> Tensor:
+        """q: [rows, heads, key_dim], contiguous along key_dim. Returns [rows, heads * dim] in its dtype."""
         keys, values = self._pool.layers[layer]
         out = torch.empty(q.shape[0], q.shape[1] * self._dim, dtype=q.dtype, device=q.device)
         for launch in plan.launches:

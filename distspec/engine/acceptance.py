@@ -45,7 +45,8 @@ class Acceptance(Protocol):
     """logits: float32 [rows, vocab], edited; rows: how each is to be drawn from."""
 
     def guess(self, logits: Tensor, rows: SamplingRows, lengths: Iterable[int], most: int) -> Guessed:
-        """What a drafter proposes after each row, at most `most` tokens, below a committed text of this length."""
+        """What a drafter proposes after each row, at most `most` tokens. lengths: of each row's text, as
+        far as it is committed, in tokens."""
         ...
 
     def judge(self, logits: Tensor, rows: SamplingRows, segments: Sequence[Segment]) -> Tensor:

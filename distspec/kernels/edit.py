@@ -56,14 +56,16 @@ def _penalize(logits, rows, slots, paths, penalties, seen, depth, vocab, row_str
 
 
 def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """As edits.Mask. logits: float32 [rows, vocab], rows contiguous, as below; bits: contiguous."""
+    """As edits.Mask. logits: float32 [rows, vocab], each row contiguous, as below; rows: int64 [n], of these; bits:
+    int32 [n, ceil(vocab / 32)], contiguous."""
     vocab = logits.shape[1]
     grid = triton.cdiv(vocab, _BLOCK), len(rows)
     _mask[grid](logits, rows, bits, bits.shape[1], vocab, logits.stride(0), BLOCK=_BLOCK, num_warps=4)
 
 
 def add_bias_(logits: Tensor, rows: Tensor, slots: Tensor, tokens: Tensor, values: Tensor) -> None:
-    """As edits.Bias. A slot has a token once."""
+    """As edits.Bias. rows, slots: int64 [n]; tokens, values: int64 and float32 [slots, most], contiguous, -1 where
+    there is none; a slot has a token once."""
     most = tokens.shape[1]
     width = triton.next_power_of_2(most)
     _bias[(len(rows),)](logits, rows, slots, tokens, values, most, logits.stride(0), MOST=width, num_warps=1)
@@ -72,7 +74,9 @@ def add_bias_(logits: Tensor, rows: Tensor, slots: Tensor, tokens: Tensor, value
 def penalize_(
     logits: Tensor, rows: Tensor, slots: Tensor, paths: Tensor, penalties: Tensor, seen: Tensor, in_prompt: int
 ) -> None:
-    """As edits.Penalties. in_prompt: what `seen` has on top of a count for tokens of the prompt."""
+    """As edits.Penalties. rows, slots: int64 [n]; paths: int64 [n, depth]; penalties: float32 [slots, 3], repetition,
+    presence, frequency; seen: int32 [slots, vocab], by how often a token came up in the output, and `in_prompt` more
+    for tokens of the prompt. All contiguous but logits."""
     vocab = logits.shape[1]
     _penalize[(triton.cdiv(vocab, _BLOCK), len(rows))](
         logits,

@@ -34,6 +34,9 @@ def _spread(lengths, keys, reals, slots, positions, integers, out, offset, rows,
 def spread(
     lengths: Tensor, keys: Tensor, reals: Tensor, slots: Tensor, offset: int, count: int, stepwise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """As ops.spread, on a GPU. lengths: int64 [slots + 1]; keys: int64 [slots + 1, 3]; reals: float32 [slots + 1, 3];
+    slots: int64 [n]; all contiguous. Returns positions int64 [n * count], integers int64 [n * count, 4] and reals
+    float32 [n * count, 3], as of ops.Spread."""
     rows = len(slots)
     positions, integers = lengths.new_empty(rows * count), lengths.new_empty(rows * count, 4)
     out = reals.new_empty(rows * count, 3)
@@ -74,6 +77,9 @@ def _settle(lengths, last, slots, chain, outcomes, results, count, spare_row, CO
 
 
 def settle(lengths: Tensor, last: Tensor, slots: Tensor, chain: Tensor, outcomes: Tensor) -> Tensor:
+    """As ops.settle, on a GPU. lengths: int64 [slots + 1] and last: int64 [slots + 1, 2] are written to; slots: int64
+    [n]; chain, outcomes: int64 [n, count]; all contiguous. Returns int64 [n, count + 1]: how many were accepted, then
+    the outcomes."""
     rows, count = chain.shape
     results = chain.new_empty(rows, count + 1)
     _settle[(rows,)](
@@ -118,7 +124,8 @@ def _make_up(integers, tokens, out, rows, vocab, row_stride, token_stride, LEAST
 
 
 def make_up(integers: Tensor, tokens: Tensor, vocab: int, least: int | None) -> Tensor:
-    """least: numbers from here on are wrong guesses; None: outcomes."""
+    """As ops.make_up, on a GPU. integers: int64 [rows, 4]; tokens: int64 [rows]; least: hashes of 64 bits from here on
+    are wrong guesses; None: outcomes. Returns int64 [rows], in 0 .. vocab-1."""
     rows, block = len(tokens), 32
     out = tokens.new_empty(rows)
     _make_up[(triton.cdiv(rows, block),)](

@@ -50,8 +50,10 @@ class Eagle(Continuation):
         self.settings = settings
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [rows]; features: [rows, hidden_size]. Returns hidden [rows, hidden_size]."""
         x = self._fc(torch.cat((self._embed(tokens), features), dim=-1))
         return self._layer(0, x, x, rotation(self._rope, positions), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size], as forward returns it. Returns float32 [rows, vocab_size]."""
         return self._target.head(hidden)

@@ -90,6 +90,7 @@ class Eagle3:
         return self._fc(features)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [rows]; features: [rows, hidden_size]. Returns hidden [rows, hidden_size]."""
         embedded = rms(F.embedding(tokens, self._embedding), self.weights["layer.attention_norm"], self.config)
         normed = rms(features, self.weights["hidden_norm"], self.config)
         x = normed if self.settings.norm_before_residual else features
@@ -98,4 +99,5 @@ class Eagle3:
         return rms(hidden, self.weights["norm"], self.config) if self.settings.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size], of forward. Returns float32 [rows, vocab_size] of the target's ids."""
         return self._head(hidden if self.settings.norm_output else rms(hidden, self.weights["norm"], self.config))

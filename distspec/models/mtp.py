@@ -60,10 +60,12 @@ class Mtp(Continuation):
         self.settings = settings
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [rows]; features: [rows, hidden_size]. Returns hidden [rows, hidden_size]."""
         token = rms(self._embed(tokens), self.weights["token_norm"], self.config)
         x = self._fc(torch.cat((token, rms(features, self.weights["hidden_norm"], self.config)), dim=-1))
         read = rms(x, self.weights["layer.attention_norm"], self.config)
         return self._layer(0, x, read, rotation(self._rope, positions), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size], as forward returns it. Returns float32 [rows, vocab_size]."""
         return self._target.head(rms(hidden, self.weights["norm"], self.config))

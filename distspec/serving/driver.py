@@ -94,9 +94,11 @@ class Driver:
             self._wait(chunks.close())
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], **params: Unpack[Params]) -> list[Completion]:
+        """As `generate`, awaited. To cancel it cancels what it asked for."""
         return await self._await(self._generate(_several(prompts), params))
 
     async def astream(self, prompt: Prompt, **params: Unpack[Params]) -> AsyncGenerator[Chunk, None]:
+        """As `stream`, awaited. What is left is cancelled where the generator is closed (`contextlib.aclosing`)."""
         chunks = _Pull(self._stream(prompt, params))
         try:
             while (chunk := await self._await(chunks.next())) is not None:
@@ -105,6 +107,8 @@ class Driver:
             await self._await(chunks.close())
 
     def start(self) -> None:
+        """Open the service, and block until it is there. Once; a driver that was closed does not start again. Raises
+        what opening it raises, and is closed then."""
         self._thread.start()
         try:
             self._service = self._wait(self._stack.enter_async_context(self._opens))
@@ -113,6 +117,7 @@ class Driver:
             raise
 
     def close(self) -> None:
+        """End the service and the driver's thread, and block until both have. Once, started or not."""
         if self._thread.is_alive():
             try:
                 self._wait(self._stack.aclose())

@@ -69,9 +69,12 @@ class Group(Protocol):
     """Rank 0 sends, rank 1 receives. What is given is there, and memory to receive into is nobody else's; several may
     be under way, which end in order. Whoever waits keeps the tensor alive until then."""
 
-    def send(self, tensor: Tensor) -> Pending: ...
+    def send(self, tensor: Tensor) -> Pending:
+        """tensor: of any shape and dtype, of the device or the host as the kind says; one that is not contiguous is
+        copied."""
 
-    def receive(self, tensor: Tensor) -> Pending: ...
+    def receive(self, tensor: Tensor) -> Pending:
+        """tensor: contiguous, of the shape and dtype that is sent, and filled once Pending has returned."""
 
     def abort(self) -> None:
         """Break it: the other side sees an error, now or with its timeout."""
