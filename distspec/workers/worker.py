@@ -13,7 +13,7 @@ import msgspec
 import ray
 
 from distspec import heap
-from distspec.config import Config
+from distspec.config import Config, Pool
 from distspec.errors import FleetError, LinkLost
 from distspec.protocol.channel import Link
 from distspec.protocol.keys import Endpoint
@@ -53,7 +53,7 @@ class Worker:
         configuration, as one that a coordinator of the same name left behind.
         """
         self._loop = asyncio.get_running_loop()
-        if self._config is not None and _made_from(config) != _made_from(self._config):
+        if self._config is not None and _made_from(config, worker) != _made_from(self._config, worker):
             raise FleetError(f"{worker} was made from another configuration")
         if self._hello is not None:
             return
@@ -148,6 +148,7 @@ class Worker:
         log.warning("link to the coordinator lost: %s", error)
 
 
-def _made_from(config: Config) -> tuple[object, ...]:
-    """What a worker loaded and keeps; the rest of a configuration is the coordinator's."""
-    return config.model, config.engine, config.speculation, config.transfer
+def _made_from(config: Config, worker: str) -> tuple[object, ...]:
+    """What a worker loaded and keeps, where and in how much room; the rest of a configuration is the coordinator's."""
+    pool: Pool = getattr(config.pools, worker.partition(":")[0])
+    return config.model, config.engine, config.speculation, config.transfer, pool.num_gpus

@@ -16,12 +16,14 @@ HELLO = Hello("decode:0", "decode", 0, {}, slots=1, capacity=64, page_size=16, m
 async def test_a_worker_left_behind_by_another_configuration_is_not_taken_over() -> None:
     worker = Worker(600.0)
     worker._unclaimed.cancel()
-    worker._config = load("colocated")
-    for override in ("engine.page_size=4", "model.dtype=bfloat16", "speculation.drafter=none"):
-        other = load("colocated", [override, "speculation.policy=ar"])
+    plain = ["speculation.policy=ar"]  # which drafter=none wants
+    worker._config = load("colocated", plain)
+    loaded = ("engine.page_size=4", "model.dtype=bfloat16", "speculation.drafter=none", "pools.decode.num_gpus=1")
+    for override in loaded:
+        other = load("colocated", [override, *plain])
         with pytest.raises(FleetError, match="another configuration"):
             await worker.initialize(other, "decode:0", 1)
-    more = load("colocated", ["pools.decode.replicas=2", "server.port=9000"])
+    more = load("colocated", [*plain, "pools.decode.replicas=2", "pools.verify.num_gpus=1", "server.port=9000"])
     with pytest.raises(FleetError, match="being initialized"):
         await worker.initialize(more, "decode:0", 1)
 
