@@ -129,7 +129,6 @@ async def _coordinator(pipe: Connection) -> None:
         _Nobody(),
         Observer(Trace()),
         heartbeat_s=_HEARTBEAT_S,
-        lease_s=_TIMEOUT_S,
         fingerprint={},
         failed=_fail,
     )

@@ -185,7 +185,6 @@ def lease(ctx: Context, request: Request) -> None:
             tokens=tuple(request.tokens[start:]),
             commit=commit,
             drop=drop,
-            history=tuple(request.tokens[:start]) if drafts else (),
             emitted=request.emitted,
             shape=driving.local_shape(ctx, request) if drafts else None,
             nodes=driving.sizes(ctx, request).nodes if drafts else 0,

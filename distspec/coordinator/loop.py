@@ -75,14 +75,13 @@ class Loop:
         observer: Observer,
         *,
         heartbeat_s: float,
-        lease_s: float,
         fingerprint: dict[str, str],
         failed: Callable[[Exception], None],
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._hub, self._watcher, self._observer = machine, hub, watcher, observer
-        self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
+        self._heartbeat_s = heartbeat_s
         self._known = fingerprint
         self._fingerprint = dict(fingerprint)
         self._failed = failed
@@ -126,7 +125,7 @@ class Loop:
             refused = HandshakeRefused(hello.worker, differs)
             log.error("%s", refused)
             return Refuse(reason=str(refused))
-        return Welcome(term=self._hub.term, heartbeat_s=self._heartbeat_s, lease_s=self._lease_s)
+        return Welcome(term=self._hub.term, heartbeat_s=self._heartbeat_s)
 
     def joined(self, peer: Peer, hello: Hello | ClientHello) -> None:
         if isinstance(hello, Hello):

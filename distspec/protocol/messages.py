@@ -109,11 +109,10 @@ class Hello(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
-    """A worker is taken in. lease_s: of the fleet's lease."""
+    """A worker is taken in."""
 
     term: int
     heartbeat_s: float
-    lease_s: float
 
 
 class Refuse(_Message, frozen=True):
@@ -154,8 +153,7 @@ class Lease(_Message, frozen=True):
     """Run rounds on your own from here (local drafter), and stream Progress until the request ends.
 
     Committed work as in Extend; never carries nodes. `emitted` of the committed tokens are output. shape: of the
-    drafter's tree in a round, of which the best `nodes` are judged; None is plain decoding. prompt tokens before
-    `start` come in `history` (the drafter wants them when KV was transferred).
+    drafter's tree in a round, of which the best `nodes` are judged; None is plain decoding.
     """
 
     request: int
@@ -164,7 +162,6 @@ class Lease(_Message, frozen=True):
     tokens: tuple[int, ...]
     commit: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
-    history: tuple[int, ...] = ()
     emitted: int = 0
     shape: Shape | None = None
     nodes: int = 0

@@ -53,7 +53,6 @@ class Coordinator:
             self,
             self.observer,
             heartbeat_s=0.05,
-            lease_s=5.0,
             fingerprint={"distspec": "1"},
             failed=self.failures.append,
             journal=journal,

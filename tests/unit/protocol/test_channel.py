@@ -52,7 +52,7 @@ class Recorder:
             return Refuse(reason=self.refusal)
         if peer.is_client:
             return ClientWelcome(term=TERM, heartbeat_s=0.05)
-        return Welcome(term=TERM, heartbeat_s=0.05, lease_s=1.0)
+        return Welcome(term=TERM, heartbeat_s=0.05)
 
     def joined(self, peer: Peer, hello: Any) -> None:
         self._note("joined", peer, hello)
@@ -127,7 +127,7 @@ async def settle(condition: Any) -> None:
 async def test_messages_arrive_once_and_in_order_both_ways(fleet: Fleet) -> None:
     link, inbox, _ = fleet.link()
     welcome = await link.open()
-    assert welcome == Welcome(term=TERM, heartbeat_s=0.05, lease_s=1.0)
+    assert welcome == Welcome(term=TERM, heartbeat_s=0.05)
     up = [Fault(reason=str(i)) for i in range(500)]
     down = [Output(key=str(i), start=i, tokens=(i,)) for i in range(500)]
     for i in range(500):
