@@ -27,8 +27,8 @@ class Biases:
     def open(self, slot: int, params: SamplingParams) -> None:
         bias = {token: value for token, value in params.logit_bias if token < self._vocab}
         most = max(1, len(bias))
-        self.tokens = _room(self.tokens, slot + 1, most, fill=-1)
-        self.values = _room(self.values, slot + 1, most)
+        # Both or none: kernels read the one by the width of the other, and there may be no memory for the second.
+        self.tokens, self.values = _room(self.tokens, slot + 1, most, fill=-1), _room(self.values, slot + 1, most)
         self.tokens[slot] = -1
         device = self.tokens.device
         self.tokens[slot, : len(bias)] = integers(list(bias), device)
@@ -44,8 +44,8 @@ class Counts:
         self.seen = torch.empty(0, vocab, dtype=torch.int32, device=device)
 
     def open(self, slot: int, params: SamplingParams) -> None:
-        self.penalties = _room(self.penalties, slot + 1, 3)
-        self.seen = _room(self.seen, slot + 1, self.seen.shape[1])
+        rows = slot + 1
+        self.penalties, self.seen = _room(self.penalties, rows, 3), _room(self.seen, rows, self.seen.shape[1])
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self.penalties[slot] = to_device(torch.tensor(penalties, dtype=torch.float32), self.seen.device)
         self.seen[slot] = 0

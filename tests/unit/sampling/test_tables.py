@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from distspec.protocol.values import SamplingParams
+from distspec.sampling import tables
 from distspec.sampling.edits import IN_PROMPT
 from distspec.sampling.tables import Biases, Counts
 
@@ -39,3 +41,23 @@ def test_a_slot_that_is_opened_again_begins_anew() -> None:
 def test_nothing_is_held_before_somebody_asks() -> None:
     assert Counts(10**6, CPU).seen.numel() == 0
     assert Biases(10**6, CPU).tokens.numel() == 0
+
+
+def test_where_there_is_no_memory_for_the_second_table_the_first_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read one by the width of the other."""
+    counts, biases = Counts(10, CPU), Biases(10, CPU)
+    room, calls = tables._room, list[int]()
+
+    def full(table: torch.Tensor, rows: int, columns: int, fill: int = 0) -> torch.Tensor:
+        calls.append(rows)
+        if len(calls) % 2 == 0:
+            raise torch.OutOfMemoryError
+        return room(table, rows, columns, fill)
+
+    monkeypatch.setattr(tables, "_room", full)
+    for table in (counts, biases):
+        with pytest.raises(torch.OutOfMemoryError):
+            table.open(0, SamplingParams(logit_bias=((1, 2.0), (3, 4.0)), presence_penalty=1.0))
+    assert len(calls) == 4
+    assert biases.tokens.shape == biases.values.shape
+    assert len(counts.penalties) == len(counts.seen)
