@@ -7,7 +7,7 @@ carries out.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ class Planner:
         self._most = most
         self._target, self._drafter, self._hop = Latency(), Latency(), Transport()
         self._odds: dict[Kind, Acceptance] = {}
-        self._judged: dict[Kind, Counter[Guesses]] = {}
+        self._judged = defaultdict[Kind, Counter[Guesses]](Counter)
         self._until: dict[str, float] = {}
         self._seen = self._steps = self._guesses = self._probes = 0
         self._advisors: dict[Place, Advisor] = {}
@@ -85,7 +85,7 @@ class Planner:
     def judged(self, kind: Kind, rank: int | None, children: int) -> None:
         """The walk passed a node with so many children, of which that of `rank` was right, or none."""
         self._of(kind).observe(0, rank, children)
-        self._judged.setdefault(kind, Counter())[rank, children] += 1
+        self._judged[kind][rank, children] += 1
         self._seen += 1
         self._guesses += 1
 
@@ -124,7 +124,7 @@ class Planner:
                 advisor.begin(facts, self._seen)
             advisor.seen = self._seen
         self._asked = advisor
-        seen = Seen(now_s, tokens, self._steps, self._judged.setdefault(kind, Counter()), self._probes)
+        seen = Seen(now_s, tokens, self._steps, self._judged[kind], self._probes)
         result = advisor.measure(seen, min(verifiers, running))
         if result is not None:
             luck = Acceptance(self._of(kind).shares(), math.inf)
