@@ -77,7 +77,6 @@ class Hub:
         self._sessions: dict[str, _Session] = {}
         self._by_identity: dict[bytes, _Session] = {}
         self._flushing = False
-        self.stale_frames = 0
 
     def start(self, handler: HubHandler, host: str = "127.0.0.1") -> Endpoint:
         """Listen on a free port of `host`, an address of this machine that the peers can reach."""
@@ -177,7 +176,6 @@ class Hub:
         try:
             head, body = decode_head(data)
             if head.term != self.term or (session and head.incarnation != session.peer.incarnation):
-                self.stale_frames += 1
                 if session is None:
                     self._refuse(identity, head.incarnation, f"term {head.term} is not {self.term}", term=head.term)
                 return
