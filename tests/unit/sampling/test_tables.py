@@ -57,7 +57,7 @@ def test_where_there_is_no_memory_for_the_second_table_the_first_does_not_grow(m
     monkeypatch.setattr(tables, "_room", full)
     for table in (counts, biases):
         with pytest.raises(torch.OutOfMemoryError):
-            table.open(0, SamplingParams(logit_bias=((1, 2.0), (3, 4.0)), presence_penalty=1.0))
+            table.open(0, ASKS)
     assert len(calls) == 4
     assert biases.tokens.shape == biases.values.shape
     assert len(counts.penalties) == len(counts.seen)
