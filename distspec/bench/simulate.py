@@ -37,9 +37,9 @@ MOST_LIVE = 16_384
 WARM = 16
 """Tokens per request that come before a measurement."""
 
-LEARNING = 2400
-"""The same for `auto`, which begins without knowing anything, at batch 1; a request of a larger batch needs fewer. It
-measures five to twenty times in these."""
+LEARNING = 6000
+"""The same for `auto`, which begins without knowing anything, at batch 1; a request of a larger batch needs fewer. In
+half of these it may still go from trial to trial; it measures 15 to 75 times in all of them."""
 
 FINALS = ((6, 6), (3, 2))
 """After the first search: runs of a so-manieth of the tokens that count, and how many sizes go on to them."""
