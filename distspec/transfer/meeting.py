@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -86,6 +87,15 @@ class Served:
             if not self._changed.wait_for(lambda: key in self._values, timeout_s):
                 raise Missing(key)
             return self._values[key]
+
+    def wait(self, key: str, timeout_s: float, unless: Callable[[], bool]) -> None:
+        """Until the value is there, or `unless` holds, which is looked at again after a `nudge`; or for timeout_s."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values or unless(), timeout_s)
+
+    def nudge(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def delete(self, prefix: str) -> None:
         with self._changed:

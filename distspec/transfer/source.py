@@ -63,9 +63,18 @@ class Source(Lane):
         if not self._life.is_over:
             self._ways.board.delete(f"{self._prefix}/")
 
+    def put(self, part: Part | None) -> None:
+        super().put(part)
+        self._ways.board.nudge()
+
     def _next(self) -> Part | None:
+        """What is to be done, as soon as there is something: until then answers are taken."""
         while self._under_way and self._queue.empty():
-            self._settle(len(self._under_way) - 1)
+            oldest = self._under_way[0]
+            left_s = max(0.0, oldest.deadline_s - time.monotonic())
+            self._ways.board.wait(f"{oldest.key}/go", left_s, unless=lambda: not self._queue.empty())
+            if self._queue.empty():
+                self._settle(len(self._under_way) - 1)
         return self._queue.get()
 
     def _settle(self, left: int = 0) -> None:

@@ -414,7 +414,9 @@ def _wait_until(so: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_the_next_are_offered_while_one_is_read_as_far_as_there_are_seats() -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
+def test_the_next_are_offered_while_one_is_read_as_far_as_there_are_seats(later: bool) -> None:
+    """Also those that come when the source has nothing more to do than to wait for answers."""
     memory, gate = HostMemory(), threading.Event()
     a, b = _linked(memory, HostMemory("there"))
     crossings = [Crossing(number, memory, Random(0)) for number in range(SEATS + 2)]
@@ -423,12 +425,15 @@ def test_the_next_are_offered_while_one_is_read_as_far_as_there_are_seats() -> N
         b.receive(crossing.incoming())
         a.send(crossing.outgoing())
         a.advance(crossing.number, POSITIONS, Mark(None))
+        if later:
+            time.sleep(0.05)
     _wait_until(lambda: _offers(a) == SEATS)
     time.sleep(0.05)
     assert _offers(a) == SEATS
     gate.set()
     for crossing in crossings:
         assert crossing.received.wait(30)
+        assert crossing.reason is None
         assert not crossing.faults
     for side in (a, b):
         side.shutdown()
