@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from distspec.config import Config, load
 from distspec.errors import FleetError, InvalidField, ModelNotFound
@@ -100,9 +101,17 @@ async def idle(handle: FleetHandle) -> None:
         alive = all(worker["state"] == "joined" for worker in status["supervision"].values())
         return alive and not status["requests"] and not any(w["open"] for w in status["workers"].values())
 
-    await until(nothing)
-    for worker in (await handle.status())["workers"]:
-        await asyncio.wait_for(actor(actor_name(handle.name, worker)).check.remote(), 30)
+    async def proven() -> bool:
+        if not await nothing():
+            return False
+        try:
+            for worker in (await handle.status())["workers"]:
+                await asyncio.wait_for(actor(actor_name(handle.name, worker)).check.remote(), 30)
+        except (FleetError, RayActorError):
+            return False  # it was killed a moment ago, which nobody has noticed yet
+        return True
+
+    await until(proven)
 
 
 def test_actors_tell_in_the_logs_of_ray_what_they_are(handle: FleetHandle) -> None:
