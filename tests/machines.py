@@ -17,6 +17,7 @@ from distspec.protocol.messages import (
     Draft,
     Drafted,
     Drop,
+    Extend,
     Freed,
     Hello,
     Message,
@@ -24,7 +25,7 @@ from distspec.protocol.messages import (
     Submit,
     Verdict,
 )
-from distspec.protocol.values import ROOT, SamplingParams, SpeculationChoice, Usage
+from distspec.protocol.values import ROOT, Node, SamplingParams, Shape, SpeculationChoice, Usage
 
 Row = tuple[Event, list[tuple[str, Any]]]
 """An event, and all that has to come of it."""
@@ -88,6 +89,13 @@ class Bench:
         return plain({k: v for k, v in vars(self.machine._ctx).items() if k not in ("now", "out", "notes", "heard")})
 
 
+def started(policy: str, *workers: str, **settings: int) -> Bench:
+    """The prompt is prefilled at home; token 8 was drawn, and its node id is 1."""
+    bench = Bench("decode", *workers, **settings)
+    bench.handle(submit(policy=policy))
+    return bench
+
+
 def without_odds(message: Any) -> Any:
     """Odds change with all that is seen; rows do not spell them."""
     return replace(message, shape=replace(message.shape, odds=())) if isinstance(message, Draft) else message
@@ -144,6 +152,18 @@ def drafted(
     """A chain, where parents are not given. base 4: below PROMPT and one more token."""
     above = tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents
     return says(worker, Drafted(request=1, epoch=0, task=task, base=base, tokens=tokens, parents=above))
+
+
+def draft(task: int, keep: int, *tokens: int, epoch: int = 1, steps: int = 2, nodes: int = 64) -> Draft:
+    """With as many levels as may still be emitted: 8 after the prefill of PROMPT, and one less for each token."""
+    opening = params() if keep == 0 else None
+    depth = 12 - keep - len(tokens)
+    shape = Shape(steps=steps, depth=depth, nodes=nodes)
+    return Draft(request=1, epoch=epoch, task=task, keep=keep, tokens=tokens, shape=shape, params=opening)
+
+
+def extend(task: int, start: int, *tokens: int, epoch: int = 1, **rest: tuple[int | Node, ...]) -> Extend:
+    return Extend(request=1, epoch=epoch, task=task, start=start, tokens=tokens, **rest)  # type: ignore[arg-type]
 
 
 def left(worker: str, incarnation: int = 1) -> events.WorkerLeft:

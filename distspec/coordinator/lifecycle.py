@@ -1,11 +1,12 @@
 """A request's way: queue, prefill, transfer, then a lease or driven futures, then its one terminal message.
 
-Each function handles one turn of that way and leaves the books whole. How futures are chosen is in `driving`.
+Each function handles one turn of that way and leaves the books whole. What a request is to do is in
+`choosing`, how its futures are driven in `driving`.
 """
 
 from __future__ import annotations
 
-from distspec.coordinator import driving
+from distspec.coordinator import choosing, driving
 from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request, State
 from distspec.errors import InvalidField, RequestError, Unavailable
@@ -154,8 +155,8 @@ def received(ctx: Context, request: Request, worker: str) -> None:
 
 def decode(ctx: Context, request: Request) -> None:
     """KV is at home: drive futures if the policy wants remote work and a drafter is there, else lease."""
-    driving.tune(ctx, request)
-    if driving.wants_lease(ctx, request):
+    choosing.tune(ctx, request)
+    if choosing.wants_lease(ctx, request):
         lease(ctx, request)
     else:
         request.move(State.DRIVEN)
@@ -174,7 +175,7 @@ def lease(ctx: Context, request: Request) -> None:
     request.void()
     hold = request.holds[home]
     commit, drop = hold.take_fates()
-    drafts = driving.drafts_at(ctx, request, home)
+    drafts = choosing.drafts_at(ctx, request, home)
     start, hold.computed = hold.computed, len(request.tokens) - 1
     ctx.send(
         home,
@@ -186,8 +187,8 @@ def lease(ctx: Context, request: Request) -> None:
             commit=commit,
             drop=drop,
             emitted=request.emitted,
-            shape=driving.local_shape(ctx, request) if drafts else None,
-            nodes=driving.sizes(ctx, request).nodes if drafts else 0,
+            shape=choosing.local_shape(ctx, request) if drafts else None,
+            nodes=choosing.sizes(ctx, request).nodes if drafts else 0,
             params=request.params,
         ),
     )
@@ -217,10 +218,23 @@ def progress(ctx: Context, request: Request, message: Progress) -> None:
     ctx.credits.grow(request.home, request.number, len(request.tokens))
     for drafted, accepted in zip(message.drafted, message.accepted, strict=True):
         request.tally.rounds += 1
-        driving.tally_round(ctx, request, drafted, accepted)
+        tally_round(ctx, request, drafted, accepted)
     ctx.emit(request, message.start, reason)
     if reason:
         ctx.forget(request)
+
+
+def tally_round(ctx: Context, request: Request, drafted: int, accepted: int) -> None:
+    """Count one leased round by depth."""
+    for i in range(drafted):
+        request.tally.note(request.tally.drafted, i)
+    for i in range(accepted):
+        request.tally.note(request.tally.accepted, i)
+    ctx.learn(tried=min(drafted, accepted + 1), kept=accepted)
+    for _ in range(accepted):
+        ctx.planner.judged(choosing.kind(request), 0, 1)
+    if accepted < drafted:
+        ctx.planner.judged(choosing.kind(request), None, 1)
 
 
 def lost_worker(ctx: Context, request: Request, worker: str) -> None:

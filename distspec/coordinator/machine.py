@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from distspec.coordinator import driving, events, feeding, lifecycle
+from distspec.coordinator import answers, choosing, driving, events, feeding, lifecycle
 from distspec.coordinator.context import Context, Settings
 from distspec.coordinator.events import Command, Event
 from distspec.coordinator.notes import Note
@@ -262,7 +262,7 @@ class Machine:
         task = request.tasks.get(message.task)
         if task is not None and request.state is State.DRIVEN:
             self._ctx.planner.turned(self._ctx.now - task.sent_s, message.span)
-        if not driving.verdict(request, message):
+        if not answers.verdict(request, message):
             return
         if request.state is State.PREFILL:
             request.tally.cached = max(request.tally.cached, min(message.cached, request.prompt_length))
@@ -278,7 +278,7 @@ class Machine:
         asked = request.drafting
         if asked is not None and asked.task == message.task:
             ctx.planner.turned(ctx.now - asked.sent_s, message.span)
-        if driving.drafted(ctx, request, worker, message):
+        if answers.drafted(ctx, request, worker, message):
             driving.drive(ctx, request)
         if ctx.credits.workers[worker].barred:
             self._cut_off(worker)
@@ -331,7 +331,7 @@ class Machine:
         their policy wants, when that has changed."""
         if request.state is not State.DRIVEN:
             return
-        if not request.tasks and driving.wants_lease(self._ctx, request):
+        if not request.tasks and choosing.wants_lease(self._ctx, request):
             lifecycle.lease(self._ctx, request)
         elif request.bound_for != request.acting:
             lifecycle.bind_verifiers(self._ctx, request)
@@ -345,10 +345,10 @@ class Machine:
         ctx = self._ctx
         for request in list(ctx.requests.values()):
             if request.state is State.LEASED:
-                changed = driving.tune(ctx, request)
-                leasing = driving.wants_lease(ctx, request)
+                changed = choosing.tune(ctx, request)
+                leasing = choosing.wants_lease(ctx, request)
                 if not leasing:
-                    driving.attach(ctx, request)  # first, so that no two leases are revoked for one drafter's credit
+                    choosing.attach(ctx, request)  # first, so that no two leases are revoked for one drafter's credit
                 if changed or not leasing:
                     lifecycle.revoke(ctx, request)
             elif request.state is State.DRIVEN:

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import pytest
 
-from distspec.coordinator import advisor, driving, planner
+from distspec.coordinator import advisor, choosing, planner
 from distspec.coordinator.context import Context
 from distspec.coordinator.request import Request
 from distspec.models.llama import Llama
@@ -39,7 +39,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
         assert users, constant
         for module in users:
             monkeypatch.setattr(module, constant, value)
-    tune, choices = driving.tune, defaultdict[int, list[str]](list)
+    tune, choices = choosing.tune, defaultdict[int, list[str]](list)
 
     def noted(ctx: Context, request: Request) -> bool:
         changed = tune(ctx, request)
@@ -47,7 +47,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
             choices[request.number].append(request.acting)
         return changed
 
-    monkeypatch.setattr(driving, "tune", noted)
+    monkeypatch.setattr(choosing, "tune", noted)
     return choices
 
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast
 
 from distspec import config
 from distspec.constraints import Compiler, Grammars
-from distspec.coordinator import driving
+from distspec.coordinator import answers
 from distspec.coordinator.context import Settings
 from distspec.coordinator.request import Request
 from distspec.drafters import Drafter, DraftRow, Guided, Proposal, StandaloneDrafter
@@ -274,7 +274,7 @@ def test_a_noise_key_that_is_used_twice_is_found(policy: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("policy", ["sd", "dsi", "ssd"])
 def test_an_outcome_of_the_wrong_parent_is_found(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = driving.verdict
+    verdict = answers.verdict
 
     def shifted(request: object, message: Verdict) -> bool:
         drawn = [token for _, token in message.outcomes]
@@ -282,14 +282,14 @@ def test_an_outcome_of_the_wrong_parent_is_found(policy: str, monkeypatch: pytes
         turned = tuple(zip(nodes, drawn[1:] + drawn[:1], strict=True))
         return verdict(request, replace(message, outcomes=turned))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(driving, "verdict", shifted)
+    monkeypatch.setattr(answers, "verdict", shifted)
     assert deviation(policy) > FAULTY
 
 
 @pytest.mark.parametrize("policy", ["sd", "ssd"])
 def test_a_node_that_is_taken_without_being_judged_is_found(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter's best guess below the root passes for the outcome."""
-    verdict = driving.verdict
+    verdict = answers.verdict
 
     def skipped(request: Request, message: Verdict) -> bool:
         children = request.tree[request.tree.root].children
@@ -299,7 +299,7 @@ def test_a_node_that_is_taken_without_being_judged_is_found(policy: str, monkeyp
         outcomes = tuple((node, token if node == ROOT else drawn) for node, drawn in message.outcomes)
         return verdict(request, replace(message, outcomes=outcomes))
 
-    monkeypatch.setattr(driving, "verdict", skipped)
+    monkeypatch.setattr(answers, "verdict", skipped)
     assert deviation(policy) > FAULTY
 
 

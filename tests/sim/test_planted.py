@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from distspec.coordinator import driving, feeding, lifecycle, machine
+from distspec.coordinator import answers, driving, feeding, lifecycle, machine
 from distspec.coordinator.admission import Credits
 from distspec.coordinator.context import Context
 from distspec.coordinator.feed import Feed
@@ -39,7 +39,7 @@ def _forget_the_incarnation_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_the_verdict_of_a_surviving_branch(patch: pytest.MonkeyPatch) -> None:
-    honest = driving.verdict
+    honest = answers.verdict
 
     def strict(request: Request, message: Any) -> bool:
         task = request.tasks.get(message.task)
@@ -48,7 +48,7 @@ def _drop_the_verdict_of_a_surviving_branch(patch: pytest.MonkeyPatch) -> None:
             return True
         return honest(request, message)
 
-    patch.setattr(machine.driving, "verdict", strict)
+    patch.setattr(machine.answers, "verdict", strict)
 
 
 def _commit_a_node_that_the_worker_never_computed(patch: pytest.MonkeyPatch) -> None:

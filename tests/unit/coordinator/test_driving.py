@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from distspec.coordinator import events
-from distspec.coordinator.driving import MAX_OFFENCES
 from distspec.protocol.messages import (
     Draft,
-    Drafted,
     Drop,
     Extend,
     Output,
@@ -22,20 +19,22 @@ from distspec.protocol.messages import (
     Verdict,
     Withdraw,
 )
-from distspec.protocol.values import ROOT, Node, Shape, TokenLogprobs, Usage
-from tests.machines import PROMPT, Bench, drafted, kinds, left, output, params, says, submit, verdict
-
-
-def draft(task: int, keep: int, *tokens: int, epoch: int = 1, steps: int = 2, nodes: int = 64) -> Draft:
-    """With as many levels as may still be emitted: 8 after the prefill of PROMPT, and one less for each token."""
-    opening = params() if keep == 0 else None
-    depth = 12 - keep - len(tokens)
-    shape = Shape(steps=steps, depth=depth, nodes=nodes)
-    return Draft(request=1, epoch=epoch, task=task, keep=keep, tokens=tokens, shape=shape, params=opening)
-
-
-def extend(task: int, start: int, *tokens: int, epoch: int = 1, **rest: tuple[int | Node, ...]) -> Extend:
-    return Extend(request=1, epoch=epoch, task=task, start=start, tokens=tokens, **rest)  # type: ignore[arg-type]
+from distspec.protocol.values import ROOT, Node, TokenLogprobs, Usage
+from tests.machines import (
+    PROMPT,
+    Bench,
+    draft,
+    drafted,
+    extend,
+    kinds,
+    left,
+    output,
+    params,
+    says,
+    started,
+    submit,
+    verdict,
+)
 
 
 def chain(*nodes: tuple[int, int], below: int = ROOT) -> tuple[Node, ...]:
@@ -58,13 +57,6 @@ def to(peer: str, ticket: int, *tokens: int, source: str = "decode", epoch: int 
 
 def arrived(worker: str, ticket: int) -> events.FromWorker:
     return says(worker, Received(request=1, epoch=1, ticket=ticket))
-
-
-def started(policy: str, *workers: str, **settings: int) -> Bench:
-    """The prompt is prefilled at home; token 8 was drawn, and its node id is 1."""
-    bench = Bench("decode", *workers, **settings)
-    bench.handle(submit(policy=policy))
-    return bench
 
 
 def test_sd_drafts_then_verifies_at_a_remote_verifier_once_it_has_the_kv() -> None:
@@ -192,104 +184,6 @@ def test_without_a_drafter_the_rest_is_leased_once_nothing_is_in_flight() -> Non
     assert (message.start, message.tokens, message.commit, message.drop) == (5, (30,), (2,), (3,))
 
 
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        {"tokens": (50,), "parents": (-1,)},
-        {"tokens": (-1,), "parents": (-1,)},
-        {"tokens": (1,) * 65, "parents": tuple(range(-1, 64))},
-        {"tokens": (1,), "parents": (0,)},
-        {"tokens": (1,), "parents": (-2,)},
-        {"tokens": (1, 2), "parents": (-1,)},
-        {"tokens": (1,), "parents": (-1,), "scores": (-1.0, -1.0)},
-        {"tokens": (1,), "parents": (-1,), "scores": (math.nan,)},
-        {"tokens": (1,), "parents": (-1,), "base": 5},
-        {"tokens": (1,), "parents": (-1,), "base": 0},
-        {"tokens": (1,), "parents": (-1,), "epoch": 9},
-        {"tokens": (1,), "parents": (-1,), "task": 1000},
-    ],
-    ids=[
-        "unknown token",
-        "negative token",
-        "too many",
-        "its own parent",
-        "no such parent",
-        "no parent",
-        "too many scores",
-        "no score",
-        "a text of the future",
-        "no text",
-        "an epoch of the future",
-        "a draft nobody asked for",
-    ],
-)
-def test_a_proposal_that_makes_no_sense_is_taken_as_none(nonsense: dict[str, Any]) -> None:
-    bench = started("sd", "draft")
-    bench.handle(verdict("decode", 1, 8))
-    reply = Drafted(**{"request": 1, "epoch": 1, "task": 2, "base": 4, **nonsense})
-    assert bench.handle(says("draft", reply)) == [("decode", extend(3, 3, 8))]
-    assert bench.machine.snapshot()["counters"]["bad_drafts"] == 1
-
-
-def test_a_drafter_that_goes_on_making_no_sense_is_asked_no_more() -> None:
-    """And the request goes on without it."""
-    bench = started("sd", "draft")
-    bench.handle(verdict("decode", 1, 8))
-    bad = Drafted(request=1, epoch=1, task=2, base=4, tokens=(99,), parents=(-1,))
-    for _ in range(MAX_OFFENCES - 1):
-        bench.handle(says("draft", bad))
-    commands = bench.handle(says("draft", bad))
-    assert kinds(commands) == [("draft", "Drop")]
-    extends = [message for name, message in bench.sent if name == "decode" and isinstance(message, Extend)]
-    assert kinds(bench.handle(verdict("decode", extends[-1].task, 20))) == [("c", "Output"), ("decode", "Lease")]
-
-
-def drafting(bench: Bench) -> Draft:
-    """The draft that was sent last."""
-    return [message for _, message in bench.sent if isinstance(message, Draft)][-1]
-
-
-def grown(bench: Bench) -> list[int]:
-    """Tokens of the tree."""
-    request = bench.machine.request(1)
-    assert request is not None
-    return request.tree.shape()[1]
-
-
-def test_a_late_proposal_joins_where_the_text_has_gone() -> None:
-    """The second draft was superseded when 20 became a fresh root; its tree had foreseen that."""
-    bench = started("dsi", "draft")
-    bench.handle(verdict("decode", 1, 8))
-    bench.handle(drafted(drafting(bench).task, 9))
-    late = drafting(bench)
-    bench.handle(verdict("decode", 3, 20))
-    assert drafting(bench) == draft(late.task + 1, 4, 20, epoch=2, steps=1, nodes=8)
-    bench.handle(drafted(late.task, 20, 21, 22, 9, parents=(-1, 0, 1, -1)))
-    assert grown(bench) == [21, 22]
-
-
-def test_a_draft_that_takes_longer_than_a_verdict_is_not_begun_anew() -> None:
-    """When 20 became the root nothing had been drafted yet, so what is under way may be right."""
-    bench = started("dsi", "draft")
-    bench.handle(verdict("decode", 1, 8))
-    late = drafting(bench)
-    bench.handle(verdict("decode", 3, 20))
-    assert drafting(bench) == late
-    bench.handle(drafted(late.task, 20, 21))
-    assert grown(bench) == [21]
-    assert drafting(bench) != late
-
-
-def test_a_draft_that_took_longer_than_a_verdict_and_was_wrong_is_made_up_for_at_once() -> None:
-    bench = started("dsi", "draft")
-    bench.handle(verdict("decode", 1, 8))
-    late = drafting(bench)
-    bench.handle(verdict("decode", 3, 20))
-    bench.handle(drafted(late.task, 9, 10))
-    assert grown(bench) == []
-    assert drafting(bench).tokens == (20,)
-
-
 def test_a_node_that_could_never_be_emitted_is_left_out() -> None:
     bench = Bench("decode", "draft")
     bench.handle(submit(policy="sd", max_tokens=4))
@@ -334,23 +228,6 @@ def test_nothing_is_drafted_that_could_never_be_emitted(policy: str, most: int) 
     commands = bench.handle(verdict("decode", 1, 8))
     shapes = [message.shape for _, message in commands if isinstance(message, Draft)]
     assert [(shape.steps, shape.depth) for shape in shapes] == [(most - 2, most - 2)] * (most > 2)
-
-
-def test_a_round_is_as_deep_as_asked_configured_or_worth_it() -> None:
-    def levels(wide: int | None, steps: Any, step_cost: tuple[float, ...] = (), running: int = 1) -> int:
-        bench = Bench("draft", steps=steps)
-        bench.join("decode", step_cost=step_cost)
-        for i in range(running):
-            bench.handle(submit(key=f"{i}", policy="sd", wide=wide, max_tokens=50))
-        commands = bench.handle(verdict("decode", 1, 8))
-        return next(message.shape.steps for _, message in commands if isinstance(message, Draft))
-
-    assert levels(5, 3) == 5
-    assert levels(None, 3) == 3
-    assert levels(None, None) == 8  # no step cost was measured: a wider step is free
-    assert levels(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
-    table = ((1, 4), (3, 2))
-    assert [levels(None, table, running=n) for n in (1, 2, 3, 4)] == [4, 2, 2, 2]
 
 
 def test_usage_counts_rounds_and_drafts_by_depth() -> None:

@@ -1,0 +1,134 @@
+"""What a request is to do now: its policy, the sizes of its rounds, and where they are drafted.
+
+Knows what was asked, what is configured, and what the planner advises. Sends nothing: that is for `driving` and
+`lifecycle`.
+"""
+
+from __future__ import annotations
+
+from distspec.coordinator.context import Context
+from distspec.coordinator.planner import PROBE_TOKENS, PROBED_TOKENS, Kind
+from distspec.coordinator.request import Request
+from distspec.protocol.values import Shape
+from distspec.speculation.length import best_length
+from distspec.speculation.policies import EAGER, POLICIES
+from distspec.speculation.sizes import Sizes
+
+MAX_STEPS = 8
+"""Most drafted levels of a round when their number follows the measured cost."""
+
+
+def tune(ctx: Context, request: Request) -> bool:
+    """Take the policy and sizes that are best now, for a request that leaves the choice. True if they changed.
+
+    What is in flight goes on and counts, whichever policy sent it; of a request that is leased the caller revokes the
+    lease. A request that waited until nothing is in flight would be out of step with all others for long.
+    """
+    if request.policy != "auto":
+        return False
+    local = ctx.settings.local_drafts
+    names = [name for name in ctx.settings.allowed_policies if name in POLICIES]
+    usable = [name for name in names if not local or name in ("ar", "sd")] if has_drafter(ctx, request) else ["ar"]
+    targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
+    drafters = 0 if local else max(1, len(ctx.credits.role("draft")))
+    running = len(ctx.requests) - len(ctx.queue)
+    tokens = ctx.counters["tokens"]
+    advice = ctx.planner.advise(kind(request), running, targets, drafters, usable, ctx.now, tokens)
+    since = request.emitted - request.tuned
+    if advice.policy == "ar" and len(usable) > 1:
+        is_probing = request.advice is not None and request.advice == ctx.planner.probe(usable)
+        if (request.acting == "ar" and since >= PROBE_TOKENS) or (is_probing and since < PROBED_TOKENS):
+            advice = ctx.planner.probe(usable)
+            ctx.planner.probes()
+    changed = advice != request.advice
+    if changed:
+        request.acting, request.advice, request.tuned = advice.policy, advice, request.emitted
+    return changed
+
+
+def sizes(ctx: Context, request: Request) -> Sizes:
+    """The sizes of this request's rounds: as asked by the request, as configured, or the best for what is known."""
+    settings = ctx.settings
+    if request.advice is not None:
+        return request.advice.sizes
+    levels = steps(ctx, request)
+    nodes = settings.nodes or (levels if settings.topk == 1 else settings.live)
+    live = min(settings.live, settings.room) if request.acting in EAGER else settings.live
+    return Sizes(
+        steps=levels,
+        topk=settings.topk,
+        nodes=min(max(nodes, request.steps or 0), settings.room),
+        lookahead=settings.lookahead,
+        fan=max(settings.fan, settings.topk),
+        width=settings.width,
+        live=live,
+        early=settings.early,
+    )
+
+
+def steps(ctx: Context, request: Request) -> int:
+    """Drafted levels of a round."""
+    asked = request.steps or ctx.settings.steps
+    if isinstance(asked, tuple):
+        running = len(ctx.requests) - len(ctx.queue)
+        asked = next((levels for most, levels in asked if running <= most), asked[-1][1])
+    if asked is not None:
+        return min(asked, ctx.settings.room)
+    curve = ctx.credits.workers[request.home].hello.step_cost if request.home in ctx.credits.workers else ()
+    return best_length(curve, ctx.acceptance, min(MAX_STEPS, ctx.settings.room))
+
+
+def odds(ctx: Context, request: Request) -> tuple[float, ...]:
+    """How often guesses of each rank are right, for a static tree; none for a dynamic one."""
+    return ctx.planner.odds(kind(request)) if ctx.settings.static else ()
+
+
+def kind(request: Request) -> Kind:
+    """Requests of a kind share what is known of guesses."""
+    return (request.params.temperature == 0,)
+
+
+def wants_lease(ctx: Context, request: Request) -> bool:
+    """Plain decoding and local drafting run at home; so does a request for which there is no drafter."""
+    local = ctx.settings.local_drafts and request.acting == "sd"
+    return request.acting == "ar" or local or not has_drafter(ctx, request)
+
+
+def drafts_at(ctx: Context, request: Request, home: str) -> bool:
+    """Whether a lease at this worker comes with drafts."""
+    worker = ctx.credits.workers[home]
+    return worker.hello.drafts and request.acting != "ar" and not worker.barred
+
+
+def local_shape(ctx: Context, request: Request) -> Shape:
+    """The drafter's tree of a leased round."""
+    wanted = sizes(ctx, request)
+    return Shape(
+        steps=wanted.steps,
+        topk=wanted.topk,
+        width=wanted.topk,
+        nodes=max(wanted.live, wanted.nodes),
+        odds=odds(ctx, request),
+    )
+
+
+def has_drafter(ctx: Context, request: Request) -> bool:
+    """One is bound, or one could be."""
+    return request.drafting is not None or find_drafter(ctx, request) is not None
+
+
+def find_drafter(ctx: Context, request: Request) -> str | None:
+    """A draft worker with a credit, or home where drafting is local."""
+    home = ctx.credits.workers.get(request.home or "")
+    if ctx.settings.local_drafts and home is not None and home.hello.drafts and not home.barred:
+        return request.home
+    drafters = (name for name in ctx.credits.role("draft") if name not in request.avoid)
+    return ctx.credits.least_loaded((name for name in drafters if not ctx.credits.workers[name].barred), 0)
+
+
+def attach(ctx: Context, request: Request) -> None:
+    """Bind a drafter, if none is bound; the caller has seen that there is one."""
+    if request.drafting is None:
+        worker = find_drafter(ctx, request)
+        assert worker is not None
+        ctx.attach_drafter(request, worker)

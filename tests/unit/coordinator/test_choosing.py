@@ -1,0 +1,25 @@
+"""What a request is to do: how deep its rounds are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distspec.protocol.messages import Draft
+from tests.machines import Bench, submit, verdict
+
+
+def test_a_round_is_as_deep_as_asked_configured_or_worth_it() -> None:
+    def levels(wide: int | None, steps: Any, step_cost: tuple[float, ...] = (), running: int = 1) -> int:
+        bench = Bench("draft", steps=steps)
+        bench.join("decode", step_cost=step_cost)
+        for i in range(running):
+            bench.handle(submit(key=f"{i}", policy="sd", wide=wide, max_tokens=50))
+        commands = bench.handle(verdict("decode", 1, 8))
+        return next(message.shape.steps for _, message in commands if isinstance(message, Draft))
+
+    assert levels(5, 3) == 5
+    assert levels(None, 3) == 3
+    assert levels(None, None) == 8  # no step cost was measured: a wider step is free
+    assert levels(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
+    table = ((1, 4), (3, 2))
+    assert [levels(None, table, running=n) for n in (1, 2, 3, 4)] == [4, 2, 2, 2]
