@@ -63,8 +63,9 @@ def scaled(logits, temperatures, row, token, vocab, row_stride, temperature_stri
     score = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
     temperature = tl.load(temperatures + row * temperature_stride)
     divisor = tl.where(temperature >= greedy_below, temperature, 1.0)
-    score = tl.minimum(tl.div_rn(score, tl.zeros_like(score) + divisor), LARGEST)
-    return tl.where(score == score, score, float("-inf"))
+    score = tl.div_rn(score, tl.zeros_like(score) + divisor)
+    # Asked first: of a number and none, a compiled minimum is the number.
+    return tl.where(score == score, tl.minimum(score, LARGEST), float("-inf"))
 
 
 @triton.jit
