@@ -100,7 +100,7 @@ class Steps:
                 engine.sequence(slot).retract(1)
         context: Context = {**self._context, "rows": batch * (1 + nodes)}
         bound = step_bytes(self._model, batch) / self._bandwidth * 1e3
-        times = {"step": walls, "graph": replays} if engine.graphs is not None else {"step": walls}
+        times = {"step": walls, "graph": replays} if engine.runner.graphs is not None else {"step": walls}
         return [
             row(f"engine/{self._shape}/{name}/{what}", median(found[3:]) * 1e3, "ms", bound, context)
             for what, found in times.items()
@@ -108,11 +108,12 @@ class Steps:
 
     def _replay(self) -> float:
         """Seconds of the last step's graph, once more."""
-        if self._engine.graphs is None or self._engine.graphs.last is None:
+        graphs = self._engine.runner.graphs
+        if graphs is None or graphs.last is None:
             return 0.0
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        self._engine.graphs.replay(self._engine.graphs.last)
+        graphs.replay(graphs.last)
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3

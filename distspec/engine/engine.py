@@ -14,26 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from distspec import config
-from distspec.attention import DevicePlans, StaticPlans, choose
 from distspec.constraints import Grammars, Guide, Matcher
 from distspec.copies import fetch, integers, to_device
 from distspec.engine.acceptance import COUPLED, Acceptance
 from distspec.engine.batch import Batch, Guesses, Outcome, Segment
-from distspec.engine.capture import Capture, capturing
-from distspec.engine.graphs import Graphs, Sizes
 from distspec.engine.reports import Reports
+from distspec.engine.runner import Runner
 from distspec.engine.sizing import pages_that_serve, pool_of
 from distspec.errors import InvalidValue, OutOfSlots
 from distspec.kv.pages import PageAllocator
 from distspec.kv.radix import PrefixCache
 from distspec.kv.sequence import Books, Move, Sequence
-from distspec.models.base import Model, Paged, Taps
+from distspec.models.base import Model
 from distspec.protocol.values import SamplingParams
 from distspec.sampling import Asked, Editor, SamplingRows
 from distspec.sampling.logprobs import Telling
@@ -63,12 +60,11 @@ class Engine:
     """One model on one device.
 
     capacity: KV positions of the pool. max_model_len: committed tokens and path of one slot, at most.
-    slots: requests held at once. pool: of its KV and features. graphs: of its forward, on CUDA, if it has any; capture:
-    what these, and others that hold its forward, are captured with. taps: where in the model features are read, see
-    models.Taps; what they are for, it does not know. acceptance: how it guesses, as a drafter's, and judges, as the
-    target's. grammars: of the model's tokenizer; without, requests with a constraint cannot be held to it. launched:
-    called in each step when the model's layers are launched and its outcomes not drawn yet: KV of the positions that it
-    commits is there when what this thread has launched so far is done.
+    slots: requests held at once. pool: of its KV and features. runner: of its forward; others plan forwards there too.
+    taps: where in the model features are read, see models.Taps; what they are for, it does not know. acceptance: how it
+    guesses, as a drafter's, and judges, as the target's. grammars: of the model's tokenizer; without, requests with a
+    constraint cannot be held to it. launched: called in each step when the model's layers are launched and its outcomes
+    not drawn yet: KV of the positions that it commits is there when what this thread has launched so far is done.
     """
 
     def __init__(
@@ -91,17 +87,18 @@ class Engine:
             raise InvalidValue("taps", list(taps), f"layers of the target, 0 to {shape.num_layers}")
         pages = pages_that_serve(shape, options, max_model_len, model.dtype, device, features)
         self.model = model
-        self.taps = tuple(taps)
         self.device = device
         self.page_size = options.page_size
         self.slots = options.max_num_seqs
         self.capacity = pages * options.page_size
         self.max_model_len = min(max_model_len or shape.max_position, options.tokens_in(pages))
         self.pool = pool_of(shape, self.capacity, features, model.dtype, device)
+        log.info("%d KV pages of %d positions on %s", pages, options.page_size, device)
+        self.runner = Runner(
+            model, self.pool, options, taps=tuple(taps), max_model_len=self.max_model_len, device=device
+        )
         allocator = PageAllocator(pages, options.page_size)
         self.books = Books(allocator, PrefixCache(allocator) if options.prefix_cache else None)
-        backend, reason = choose(options.attention_backend, device, model.dtype, latent=shape.latent is not None)
-        self._attention = backend(self.pool, options.page_size, shape.num_heads)
         self._editor = Editor(shape.vocab_size, device)
         self._grammars = grammars
         self._guides: dict[int, Guide] = {}
@@ -111,10 +108,6 @@ class Engine:
         self._open: dict[int, _Slot] = {}
         self._doubted: set[int] = set()  # slots whose books may say more than was computed
         self._free = list(range(self.slots))  # a heap
-        self.capture: Capture | None
-        self.graphs: Graphs | None
-        self.capture, self.graphs = self._graphs(options)
-        log.info("attention %s; %d KV pages of %d positions on %s", reason, pages, options.page_size, device)
 
     # -- slots ---------------------------------------------------------------------------------
 
@@ -172,13 +165,6 @@ class Engine:
         self.books.check(slot.sequence for slot in self._open.values())
 
     # -- steps ---------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def prepare(self, only_largest: bool = False) -> None:
-        """Capture the graphs of steps now; else each waits for its first step. only_largest: those that take the most
-        memory, which the others reuse."""
-        if self.graphs is not None:
-            self.graphs.prepare(only_largest)
 
     @torch.inference_mode()
     def step(self, segments: Seq[Segment]) -> list[Outcome[int]]:
@@ -242,7 +228,7 @@ class Engine:
 
     def _forward(self, batch: Batch, reports: Reports | None) -> tuple[Tensor, SamplingRows] | None:
         """Logits of the wanted rows and how they are to be drawn; None if nothing is wanted."""
-        logits_of = self._modelled(batch)
+        logits_of = self.runner.run(batch)
         self.launched()
         if reports is not None:
             reports.give(batch, logits_of)
@@ -254,66 +240,15 @@ class Engine:
         self.edit(logits, batch.asked)
         return logits, self._sampling(batch)
 
-    def _modelled(self, batch: Batch) -> Callable[[Seq[int]], Tensor]:
-        """The model runs. Gives logits of rows, ascending: float32 [rows, vocab], which the next step overwrites."""
-        logits = self.graphs.run(batch) if self.graphs is not None and batch.wanted else None
-        if logits is not None:
-            return partial(self._rows, logits)
-        plan = self._attention.plan(batch.spans)
-        tokens = self._integers(batch.tokens)
-        batch.settle(tokens, self._integers(batch.named()))
-        hidden = self.hidden(tokens, self._integers(batch.positions), plan)
-        return lambda rows: self.model.logits(self._rows(hidden, rows))
-
-    def _rows(self, values: Tensor, rows: Seq[int]) -> Tensor:
-        return values if len(rows) == len(values) else values.index_select(0, self._integers(rows))
-
     def _sampling(self, batch: Batch) -> SamplingRows:
         return SamplingRows.of(batch.params, batch.draws, self.device)
 
-    @torch.inference_mode()
-    def _graphs(self, options: config.Engine) -> tuple[Capture, Graphs] | tuple[None, None]:
-        """Of the forward, where they are wanted and the attention backend's plans can stay in place."""
-        capture = capturing(self.device) if options.cuda_graphs else None
-        if capture is None:
-            return None, None
-        if not isinstance(self._attention, StaticPlans):
-            log.info("no CUDA graphs: attention backend %s plans anew each step", options.attention_backend)
-            return None, None
-        sizes = Sizes(
-            rows=options.max_num_seqs * (1 + options.max_scratch_nodes),
-            scratch=options.max_scratch_nodes,
-            pages=options.max_num_seqs * options.pages_for(self.max_model_len),
-            vocab=self.model.config.vocab_size,
-        )
-        return capture, Graphs(self._logits, self._attention, sizes, capture, self.device)
-
-    def _logits(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        return self.model.logits(self.hidden(tokens, positions, plan))
-
-    # -- forwards that others plan ------------------------------------------------------------------
-
-    @property
-    def plans(self) -> DevicePlans | None:
-        """How rounds plan whose lengths only the device knows; None if the attention backend cannot."""
-        return self._attention if isinstance(self._attention, DevicePlans) else None
+    # -- what others need who draw by themselves -------------------------------------------------
 
     @property
     def is_coupled(self) -> bool:
         """Drafts are judged by the outcome that the noise of their position draws anyway."""
         return self._acceptance is COUPLED
-
-    def hidden(self, tokens: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """What the logits after each row are made of (Model.logits): [rows, hidden_size]; writes KV and features.
-
-        tokens, positions: int64 [rows]. plan: of `plans`. Books are whoever's who planned; waits for nothing.
-        """
-        attend = Paged(self.pool.layers, plan.write, partial(self._attention.read, plan))
-        taps = Taps(self.taps) if self.taps else None
-        hidden = self.model.forward(tokens, positions, attend, taps)
-        if taps is not None:
-            self.pool.features.index_copy_(0, plan.write, taps.features())
-        return hidden
 
     def is_edited(self, slot: int) -> bool:
         """Whether the logits of its rows must be edited before they are drawn from."""
@@ -374,13 +309,10 @@ class Engine:
 
     def _locations(self, slot: int, indices: Seq[int]) -> Tensor:
         sequence = self.sequence(slot)
-        return self._integers([sequence.location(index) for index in indices])
+        return integers([sequence.location(index) for index in indices], self.device)
 
     def _rows_of(self, slot: int, start: int, length: int) -> Tensor:
         """Locations of committed positions, by the page: there may be thousands."""
         pages, offset, size = self.sequence(slot).spots(start, length)
         rows = torch.tensor(pages, dtype=torch.int64)[:, None] * size + torch.arange(size)
         return to_device(rows.flatten()[offset : offset + length], self.device)
-
-    def _integers(self, values: Seq[int]) -> Tensor:
-        return integers(values, self.device)

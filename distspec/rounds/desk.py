@@ -84,7 +84,7 @@ class Desk:
         waits for that. only_largest: those that take the most memory, which the others reuse."""
         for engine in (self._engine, engine_of(self._drafter)):
             if engine is not None:
-                engine.prepare(only_largest)
+                engine.runner.prepare(only_largest)
         self._loop.prepare(steps, only_largest)
 
     # -- messages ------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ CUDA = torch.device("cuda")
 def made(model: Llama, **options: object) -> Engine:
     chosen = config.Engine(**{"num_pages": 200, "max_num_seqs": 4, "max_scratch_nodes": 40, **options})
     engine = Engine(model, chosen, device=CUDA, taps=(0, 2))
-    engine.prepare()
+    engine.runner.prepare()
     return engine
 
 
@@ -69,10 +69,10 @@ def test_tokens_and_features_are_those_of_steps_without_graphs(page_size: int) -
     model = random_model(TINY, seed=5, dtype=torch.float32, device=CUDA)
     options = {"page_size": page_size, "num_pages": 3200 // page_size}
     with_graphs, without = made(model, **options), made(model, **options, cuda_graphs=False)
-    assert without.graphs is None
+    assert without.runner.graphs is None
     assert list(rounds(with_graphs, 3, 120)) == list(rounds(without, 3, 120))
-    assert with_graphs.graphs is not None
-    assert with_graphs.graphs.last is not None
+    assert with_graphs.runner.graphs is not None
+    assert with_graphs.runner.graphs.last is not None
     torch.testing.assert_close(with_graphs.pool.features[:-1], without.pool.features[:-1], atol=1e-3, rtol=1e-3)
 
 
@@ -99,8 +99,8 @@ def test_too_little_memory_leaves_out_large_graphs(caplog: pytest.LogCaptureFixt
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert "out of memory" in caplog.text
-    assert engine.graphs is not None
-    assert 0 < max(bucket.rows for bucket in engine.graphs.captured) < 256
+    assert engine.runner.graphs is not None
+    assert 0 < max(bucket.rows for bucket in engine.runner.graphs.captured) < 256
     for _ in rounds(engine, 6, 40):
         pass
 

@@ -74,5 +74,5 @@ def test_every_target_keeps_features_so_that_kv_is_the_same_wherever_it_goes(
     for worker in ("prefill:0", "decode:0", "verify:0"):
         work = build(config, worker, before, lambda action: None).work
         assert isinstance(work, TargetWork)
-        assert work._engine.taps == (0, 1, 2)
+        assert work._engine.runner.taps == (0, 1, 2)
         assert work._engine.pool.features.shape[1] == 3 * work._engine.model.config.hidden_size

@@ -40,10 +40,10 @@ class EngineChains:
     own drafts one by one. odds: see Round."""
 
     def __init__(self, state: State, engine: Engine, odds: Sequence[float] = ()) -> None:
-        assert engine.plans is not None
+        assert engine.runner.plans is not None
         self._state = state
         self._engine = engine
-        self._plans: DevicePlans = engine.plans
+        self._plans: DevicePlans = engine.runner.plans
         self._odds = tuple(odds)
         self._ahead = torch.zeros_like(state.lengths)
 
@@ -59,7 +59,7 @@ class EngineChains:
         rows = self._spread(slots, 0, steps - 1, stepwise=True)
         for step, plan in enumerate(self._plans.steps(self._places(slots, 0), steps - 1)):
             own = rows.part(step * count, (step + 1) * count)
-            logits = self._engine.model.logits(self._engine.hidden(drafts[-1], own.positions, plan))
+            logits = self._engine.model.logits(self._engine.runner.hidden(drafts[-1], own.positions, plan))
             drafts.append(self._guess(logits, drafts[-1], own, kind))
         return drafts
 
@@ -69,14 +69,14 @@ class EngineChains:
     # -- step by step ------------------------------------------------------------------------------
 
     def root(self, slots: Tensor, last: Tensor) -> Tensor:
-        """What the first drafts are drawn from, see Engine.hidden: [rows, hidden_size]."""
+        """What the first drafts are drawn from, see Runner.hidden: [rows, hidden_size]."""
         return self._root(slots, last, self._spread(slots, -2, 2))
 
     def further(self, slots: Tensor, tokens: Tensor) -> Tensor:
         """One token further, int64 [rows], to where `move` said. As `root`."""
         rows = spread(self._ahead, self._state.keys, self._state.reals, slots, 0, 1)
         plan = self._plans.chains(Places(self._state.draft_tables, self._ahead, slots, 0), 1)
-        return self._engine.hidden(tokens, rows.positions, plan)
+        return self._engine.runner.hidden(tokens, rows.positions, plan)
 
     def move(self, drafts: int) -> None:
         """So many drafts lie below each text now, the last of which is computed next."""
@@ -90,7 +90,7 @@ class EngineChains:
 
     def _root(self, slots: Tensor, last: Tensor, rows: Spread) -> Tensor:
         plan = self._plans.chains(self._places(slots, -2), 2)
-        return self._engine.hidden(last.flatten(), rows.positions, plan)[1::2].contiguous()
+        return self._engine.runner.hidden(last.flatten(), rows.positions, plan)[1::2].contiguous()
 
     def _guess(self, logits: Tensor, fed: Tensor, rows: Spread, kind: Kind) -> Tensor:
         drawn = draw(logits, kind.rows(rows.reals, rows.integers, 1))

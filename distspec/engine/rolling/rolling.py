@@ -49,12 +49,13 @@ class Rolling:
         self._state = State(target, self._drafter)
         self._chains: Chains | None = None
         if isinstance(drafter, Engine):
-            self._chains = EngineChains(self._state, drafter, odds) if drafter.plans is not None else None
+            self._chains = EngineChains(self._state, drafter, odds) if drafter.runner.plans is not None else None
         elif drafter is not None and not odds:
             self._chains = drafter(self._state, target.max_model_len)
         self._round = Round(self._state, target, self._chains, odds)
         self._rows: dict[int, Row] = {}
-        self._graphs = RoundGraphs(self._round, self._state, target.capture) if target.capture is not None else None
+        capture = target.runner.capture
+        self._graphs = RoundGraphs(self._round, self._state, capture) if capture is not None else None
         self._copies = Copies(target.device)
         self._led: Led | None = None
         if self._drafter is not None and isinstance(self._chains, EngineChains):
@@ -62,7 +63,7 @@ class Rolling:
 
     def can(self, steps: int) -> bool:
         """Whether rounds of so many drafts run here; 0: plain decoding."""
-        return self._target.plans is not None and (steps == 0 or self._chains is not None)
+        return self._target.runner.plans is not None and (steps == 0 or self._chains is not None)
 
     @torch.inference_mode()
     def prepare(self, steps: int, only_largest: bool = False) -> None:

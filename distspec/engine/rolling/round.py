@@ -89,10 +89,10 @@ class Round:
         return spread(state.lengths, state.keys, state.reals, slots, -1, count)
 
     def forward(self, slots: Tensor, chain: Tensor, rows: Spread) -> Tensor:
-        """What the target says to each token of the chains, [rows * nodes, hidden_size]; see Engine.hidden."""
-        assert self._target.plans is not None
-        places = Places(self._state.tables, self._state.lengths, slots, -1)
-        return self._target.hidden(chain.flatten(), rows.positions, self._target.plans.chains(places, chain.shape[1]))
+        """What the target says to each token of the chains, [rows * nodes, hidden_size]; see Runner.hidden."""
+        runner, places = self._target.runner, Places(self._state.tables, self._state.lengths, slots, -1)
+        assert runner.plans is not None
+        return runner.hidden(chain.flatten(), rows.positions, runner.plans.chains(places, chain.shape[1]))
 
     def settle(self, slots: Tensor, chain: Tensor, rows: Spread, drawn: Tensor) -> Tensor:
         """Texts go on. drawn: int64 [rows * nodes], after each token of the chains. Returns the results of the round,

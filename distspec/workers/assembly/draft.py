@@ -56,7 +56,7 @@ def draft_work(
         made = drafters_of(small, model, longest, shape.vocab_size, device, grammars)
         for one in made:
             if (engine := engine_of(one)) is not None:
-                engine.prepare(only_largest=True)
+                engine.runner.prepare(only_largest=True)
             if one is not None:
                 rehearse_drafter(one, small, longest, width, dtype, device)
         return [pool for one in made for pool in pools_of(one)]
@@ -68,7 +68,7 @@ def draft_work(
         raise FleetError(f"{worker}: speculation.drafter is `none`")
     if (engine := engine_of(drafter)) is not None:
         with captures(config.engine, device):
-            engine.prepare()
+            engine.runner.prepare()
     hello = Hello(
         worker=worker,
         role="draft",

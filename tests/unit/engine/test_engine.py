@@ -172,7 +172,7 @@ def test_what_a_step_that_broke_has_left_is_shared_with_nobody(model: Llama, mon
     slot = engine.open(prompt, PARAMS)
     engine.reserve(slot, 12)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "hidden", breaks)
+        patch.setattr(engine.runner, "hidden", breaks)
         with pytest.raises(torch.OutOfMemoryError):
             engine.step([Segment(slot, prompt)])
     engine.close(slot)

@@ -33,8 +33,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
     def make(rows: int) -> tuple[Engine, Replays]:
         replays = Replays()
-        monkeypatch.setattr("distspec.engine.engine.capturing", lambda device: replays)
-        monkeypatch.setattr("distspec.engine.engine.choose", lambda *_, **__: (TritonBackend, "planted"))
+        monkeypatch.setattr("distspec.engine.runner.capturing", lambda device: replays)
+        monkeypatch.setattr("distspec.engine.runner.choose", lambda *_, **__: (TritonBackend, "planted"))
         return Engine(Short(MODEL, replays, rows), OPTIONS, device=CPU), replays
 
     return make
@@ -66,7 +66,7 @@ plain = partial(Engine, MODEL, structs.replace(OPTIONS, cuda_graphs=False), devi
 
 def test_outcomes_are_those_of_steps_without_graphs(made: Made) -> None:
     engine, replays = made(100)
-    engine.prepare()
+    engine.runner.prepare()
     count = replays.count
     assert outcomes(engine, 1) == outcomes(plain(), 1)
     assert replays.replays == 6
@@ -95,20 +95,20 @@ def test_guesses_of_a_step_that_was_not_read_are_tokens_of_the_next(made: Made) 
 
 def test_a_step_that_was_not_prepared_captures_its_graph(made: Made) -> None:
     engine, replays = made(100)
-    assert engine.graphs is not None
+    assert engine.runner.graphs is not None
     assert not replays.count
     assert outcomes(engine, 2) == outcomes(plain(), 2)
     assert replays.replays == 6
-    assert replays.count == len(engine.graphs.captured) > 0
+    assert replays.count == len(engine.runner.graphs.captured) > 0
 
 
 def test_the_largest_alone_are_prepared_for_a_rehearsal(made: Made) -> None:
     engine, _ = made(100)
-    assert engine.graphs is not None
-    engine.prepare(only_largest=True)
-    assert {bucket.rows for bucket in engine.graphs.captured} == {max(ROWS)}
-    engine.prepare()
-    assert {bucket.rows for bucket in engine.graphs.captured} == set(ROWS)
+    assert engine.runner.graphs is not None
+    engine.runner.prepare(only_largest=True)
+    assert {bucket.rows for bucket in engine.runner.graphs.captured} == {max(ROWS)}
+    engine.runner.prepare()
+    assert {bucket.rows for bucket in engine.runner.graphs.captured} == set(ROWS)
 
 
 @pytest.mark.parametrize("rows", [0, 2, 4])
@@ -116,10 +116,10 @@ def test_where_memory_ends_large_steps_are_launched_kernel_by_kernel(
     made: Made, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, replays = made(rows)
-    assert engine.graphs is not None
+    assert engine.runner.graphs is not None
     with caplog.at_level(logging.WARNING):
-        engine.prepare()
-    assert {bucket.rows for bucket in engine.graphs.captured} == {count for count in ROWS if count <= rows}
+        engine.runner.prepare()
+    assert {bucket.rows for bucket in engine.runner.graphs.captured} == {count for count in ROWS if count <= rows}
     assert all((f"steps of {count} rows" in caplog.text) == (count > rows) for count in ROWS)
     warnings = len(caplog.records)
     assert outcomes(engine, 3) == outcomes(plain(), 3)

@@ -32,8 +32,8 @@ ASKED = [
 def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     """Of all engines that are made."""
     found = Replays()
-    monkeypatch.setattr("distspec.engine.engine.capturing", lambda device: found)
-    monkeypatch.setattr("distspec.engine.engine.choose", lambda *_, **__: (TritonBackend, "planted"))
+    monkeypatch.setattr("distspec.engine.runner.capturing", lambda device: found)
+    monkeypatch.setattr("distspec.engine.runner.choose", lambda *_, **__: (TritonBackend, "planted"))
     return found
 
 

@@ -23,7 +23,7 @@ def books(layers: int, rows: int) -> tuple[Books, Replays]:
     """Rounds whose graphs have memory for so many rows of the target."""
     replays, options = Replays(), config.Engine(num_pages=400, page_size=4, max_num_seqs=4)
     target = Engine(Short(MODEL, replays, rows), options, device=CPU)
-    target.capture = replays
+    target.runner.capture = replays
     draft = engine(prefix_layers(MODEL, layers)) if layers else None
     return Books(target, draft, Rolling(target, draft)), replays
 
