@@ -19,6 +19,7 @@ from distspec.coordinator.machine import Machine
 from distspec.curve import Curve
 from distspec.protocol.messages import Drafted, FromWorker, Hello, Output, Progress, Submit, Verdict
 from distspec.protocol.values import SamplingParams, Usage
+from distspec.sim.thoughts import thought
 from distspec.sim.timed_workers import SyntheticModel, TimedDrafter, TimedTarget
 from distspec.sim.violation import Violation
 
@@ -26,8 +27,6 @@ VOCAB = 32_768
 PROMPT = 4
 TICK_S = 1.0
 _CAPACITY = 1 << 40
-PIECES = 8
-"""Of what the coordinator works out meanwhile, after each message of a worker."""
 
 CLAIMED = 9
 """Widths of which a target says what they cost, each twice the one before."""
@@ -226,8 +225,8 @@ class TimedWorld:
     def _tell(self, event: events.Event) -> None:
         """The machine takes an event, and what it wishes is on its way."""
         commands = self._handle(event)
-        if isinstance(event, events.FromWorker):
-            self._handle(events.Thought(PIECES))
+        if meanwhile := thought(self.machine, event):
+            self._handle(meanwhile)
         for command in commands:
             match command:
                 case events.ToWorker(worker=name, message=message):

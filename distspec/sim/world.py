@@ -22,10 +22,8 @@ from distspec.sim.crew import COORDINATOR, Actor, Crew
 from distspec.sim.model import ToyModel
 from distspec.sim.network import Network
 from distspec.sim.plan import LONGEST_PROMPT, MOST_TOKENS, Plan
+from distspec.sim.thoughts import thought
 from distspec.sim.violation import Violation
-
-PIECES = 8
-"""Of what the coordinator works out meanwhile, after each message of a worker."""
 
 
 @dataclass(slots=True)
@@ -135,8 +133,8 @@ class World:
                     self.network.deliver(COORDINATOR, client, lambda o=output: self._output(o))  # type: ignore[misc]
                 case events.Suspect(worker=name, reason=reason):
                     self._suspected(name, reason)
-        if isinstance(event, events.FromWorker) and self.machine.has_thoughts:
-            self._event(events.Thought(PIECES))
+        if meanwhile := thought(self.machine, event):
+            self._event(meanwhile)
 
     def _judged(self, event: events.Event) -> tuple[int, list[int]]:
         """The request and its live nodes that this event carries a verdict of, from a worker that holds it."""
