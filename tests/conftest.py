@@ -3,9 +3,6 @@
 `@pytest.mark.needs("curl", "gpu")` names what a test cannot do without. Where it is missing the test is
 skipped and says so; where the environment's REQUIRE names it (as .ci/run does), it fails instead, so that a
 green run there means that the test ran.
-
-`pytest -n 2` gives all of tests/ray to one process, which begins with them and does one after the other: they have one
-cluster, and wait more than they compute. The other one does the rest, until both share what is left.
 """
 
 from __future__ import annotations
@@ -16,11 +13,10 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 # A test states what holds, not how fast this machine is while others use it.
 hypothesis.settings.register_profile("distspec", deadline=None)
@@ -105,15 +101,10 @@ def required() -> set[str]:
     return set(os.environ.get("REQUIRE", "").split())
 
 
-class Together(LoadScopeScheduling):
-    """Tests of real actors are one scope, the largest and so the first; any other test is one of its own."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "tests/ray" if nodeid.startswith("tests/ray/") else nodeid
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.together import Together  # hosts with a GPU may have no xdist
+
     return Together(config, log) if config.getvalue("dist") == "load" else None
 
 
