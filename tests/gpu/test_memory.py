@@ -32,7 +32,12 @@ def configured(share: float) -> Config:
     """More slots than memory has room for."""
     tree = {
         "model": {"name": NAME, "max_model_len": 32768},
-        "engine": {"gpu_memory_utilization": share, "max_num_seqs": 32, "max_num_batched_tokens": 2048},
+        "engine": {
+            "device": "cuda",
+            "gpu_memory_utilization": share,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 2048,
+        },
         "speculation": {
             "placement": "local",
             "policy": "sd",
