@@ -154,7 +154,14 @@ class Cell:
         return ["decode", *["verify"] * self.verifiers, *others]
 
     def fleet(self, target: Llama, *, seed: int, loss: float = 0.0, **changes: Any) -> Fleet:
-        sizes = {"lookahead": 2, "live": SCRATCH, "room": SCRATCH, "early": 4, **TREES[self.tree], **changes}
+        sizes = {
+            "lookahead": 2,
+            "max_live_nodes": SCRATCH,
+            "room": SCRATCH,
+            "branch_nodes": 4,
+            **TREES[self.tree],
+            **changes,
+        }
         reads = self.drafter in READERS
         settings = Settings(policy=self.policy, local_drafts=self.colocated, features=reads, **sizes)
         return Fleet(self.roles, settings, partial(self._build, target), seed=seed, loss=loss)

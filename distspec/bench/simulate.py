@@ -44,8 +44,10 @@ half of these it may still go from trial to trial; it measures 15 to 75 times in
 FINALS = ((6, 6), (3, 2))
 """After the first search: runs of a so-manieth of the tokens that count, and how many sizes go on to them."""
 
-_GROWTHS = tuple({"width": width, "live": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000)))
-_WIDEST = {"width": 96, "live": 3000}
+_GROWTHS = tuple(
+    {"branch_width": width, "max_live_nodes": live} for width, live in ((4, 64), (8, 200), (16, 500), (32, 1000))
+)
+_WIDEST = {"branch_width": 96, "max_live_nodes": 3000}
 """What fixed sizes are tried with besides. `auto` is not: it would take too long to value."""
 
 _BUSHES = (*_GROWTHS, _WIDEST)
@@ -63,17 +65,30 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
     "pearl": ({"steps": 6}, (_each("steps", 1, 2, 3, 4, 5, 6, 8, 10, 12), _each("lookahead", 1, 2, 4))),
     "dsi": ({"lookahead": 4}, (_each("lookahead", 1, 2, 3, 4, 5, 6, 7, 8, 12, 16),)),
     "ssd": (
-        {"steps": 5, "lookahead": 4, "nodes": 16, "width": 32, "live": 1000},
-        (_BUSHES, _each("steps", 1, 2, 3, 4, 5, 6, 8), _ROUNDS[:3], _each("lookahead", 1, 2, 6), _each("fan", 2, 3)),
+        {"steps": 5, "lookahead": 4, "nodes": 16, "branch_width": 32, "max_live_nodes": 1000},
+        (
+            _BUSHES,
+            _each("steps", 1, 2, 3, 4, 5, 6, 8),
+            _ROUNDS[:3],
+            _each("lookahead", 1, 2, 6),
+            _each("branch_topk", 2, 3),
+        ),
     ),
     "bvsp": (
-        {"steps": 2, "lookahead": 6, "nodes": MOST_NODES, "early": 16, "width": 32, "live": 1000},
+        {
+            "steps": 2,
+            "lookahead": 6,
+            "nodes": MOST_NODES,
+            "branch_nodes": 16,
+            "branch_width": 32,
+            "max_live_nodes": 1000,
+        },
         (
             (*_BUSHES, {**_WIDEST, "lookahead": 5}),  # wide steps take longer: 6 would end just after the verdict
             _each("lookahead", 2, 4, 5, 7, 8),
             _each("steps", 1, 2, 3, 5),
             _ROUNDS,
-            _each("early", 4, 8),
+            _each("branch_nodes", 4, 8),
         ),
     ),
     "auto": ({}, ()),
@@ -82,7 +97,7 @@ CHAINS: dict[str, tuple[Sizes, Axes]] = {
 
 TREES: dict[str, tuple[Sizes, Axes]] = {
     "sd": (
-        {"steps": 8, "topk": 4, "nodes": MOST_NODES, "live": 500},
+        {"steps": 8, "topk": 4, "nodes": MOST_NODES, "max_live_nodes": 500},
         (_each("steps", 2, 3, 4, 6, 7, 8, 10), _ROUNDS, _each("topk", 2, 3, 5, 6)),
     ),
     "ssd": (
@@ -164,16 +179,17 @@ def _key(sizes: Sizes) -> Key:
 
 def _fitting(sizes: Sizes, cell: Cell) -> Sizes:
     """No more live nodes to start from than are tried."""
-    return {"live": min(sizes["live"], MOST_LIVE // cell.batch)} if "live" in sizes else {}
+    live = sizes.get("max_live_nodes")
+    return {} if live is None else {"max_live_nodes": min(live, MOST_LIVE // cell.batch)}
 
 
 def _bounds(cell: Cell) -> Sizes:
     """What trees may grow to under `auto`: the most that the policies which branch are tried with."""
-    return max((some for some in _GROWTHS if some["live"] * cell.batch <= MOST_LIVE), key=_live, default=_GROWTHS[0])
+    return max((some for some in _GROWTHS if _live(some) * cell.batch <= MOST_LIVE), key=_live, default=_GROWTHS[0])
 
 
 def _live(sizes: Sizes) -> int:
-    live: int = sizes.get("live", 64)
+    live: int = sizes.get("max_live_nodes", 64)
     return live
 
 
@@ -183,7 +199,7 @@ def _rate(policy: str, on: Hardware, cell: Cell, tokens: int, sizes: Sizes) -> f
 
 def _run(policy: str, on: Hardware, cell: Cell, sizes: Sizes, tokens: int, seed: int) -> Measured:
     """The drafter's confidence is how often it is right; scratch has room for every live node."""
-    room = max(64, sizes.get("live", 0))
+    room = max(64, sizes.get("max_live_nodes", 0))
     settings = Settings(policy="sd" if policy == "sd112" else policy, static=False, room=room, **sizes)
     load = Load(cell.batch, cell.odds, seed=seed * 1_000_000)
     warm = round(LEARNING / cell.batch ** (1 / 3)) if policy == "auto" else WARM

@@ -21,7 +21,7 @@ from distspec.sim.timed import Load, TimedWorld
 
 BOUND_MS = 1.0
 EVENTS: dict[type, str] = {Verdict: "verdict", Drafted: "drafted"}
-SETTINGS = Settings(policy="ssd", steps=6, lookahead=7, width=24, live=600, room=600)
+SETTINGS = Settings(policy="ssd", steps=6, lookahead=7, branch_width=24, max_live_nodes=600, room=600)
 """Verdicts of 7 nodes; two drafts for each, which fill a tree of 600."""
 
 _CURVES, _LOAD = "h200-32b-0.6b", Load(batch=1, odds=(0.8, 0.1, 0.03))
@@ -42,8 +42,8 @@ def measure(tokens: int, repetitions: int) -> list[Row]:
             name = EVENTS.get(type(event.message)) if isinstance(event, FromWorker) else None
             if name is not None:
                 took_ms[name].append(1e3 * took_s)
-    context = machine("msgspec") | {"tokens": tokens, "repetitions": repetitions, "live": SETTINGS.live}
-    context["reference"] = "bound"
+    context = machine("msgspec") | {"tokens": tokens, "repetitions": repetitions, "reference": "bound"}
+    context["max_live_nodes"] = SETTINGS.max_live_nodes
     return [row(f"overhead/ssd/{name}", median(took), "ms/event", BOUND_MS, context) for name, took in took_ms.items()]
 
 

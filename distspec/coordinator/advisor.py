@@ -254,13 +254,13 @@ def _luck(advice: Advice, load: Load, lucky: Odds, usual: Odds) -> float:
     """How much more came of an advice by these odds. Where it branches, by tokens that a bush commits: there the
     model's values jump by some percent where odds move a little."""
     if advice.policy in PIECEWISE:
-        return _bush(lucky, advice.sizes.fan) / _bush(usual, advice.sizes.fan)
+        return _bush(lucky, advice.sizes.branch_topk) / _bush(usual, advice.sizes.branch_topk)
     return rate(advice.policy, advice.sizes, load, lucky) / rate(advice.policy, advice.sizes, load, usual)
 
 
-def _bush(odds: Odds, fan: int = BUSH) -> float:
+def _bush(odds: Odds, topk: int = BUSH) -> float:
     """Tokens that a verdict on a large tree commits."""
-    return 1.0 + sum(best_tree(odds, BUSH, BUSH, fan))
+    return 1.0 + sum(best_tree(odds, BUSH, BUSH, topk))
 
 
 def _differ(one: float, other: float) -> bool:
@@ -275,12 +275,12 @@ def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:
     sizes = advice.sizes
     bounds = {"steps": most.steps, "nodes": min(MOST_NODES, most.nodes)}
     if advice.policy == "bvsp":
-        bounds["early"] = most.early
+        bounds["branch_nodes"] = most.branch_nodes
     for name, bound in bounds.items():
         now = getattr(sizes, name)
         for other in (now // 2, min(2 * now, bound)):
             if other not in (0, now):
                 yield Advice(advice.policy, replace(sizes, **{name: other}))
-    for fan in (sizes.fan - 1, sizes.fan + 1):
-        if 2 <= fan <= most.fan:
-            yield Advice(advice.policy, replace(sizes, fan=fan))
+    for topk in (sizes.branch_topk - 1, sizes.branch_topk + 1):
+        if 2 <= topk <= most.branch_topk:
+            yield Advice(advice.policy, replace(sizes, branch_topk=topk))

@@ -48,7 +48,7 @@ def drafted(ctx: Context, request: Request, worker: str, message: Drafted) -> bo
         return False
     new, is_awaited = 0, state.task == message.task
     if is_sound(ctx, request, message):
-        new = request.graft(message, ctx.settings.live)
+        new = request.graft(message, ctx.settings.max_live_nodes)
         ctx.notes.append(Grown(message.task, new))
     else:
         offend(ctx, worker)
@@ -69,7 +69,7 @@ def is_sound(ctx: Context, request: Request, message: Drafted) -> bool:
         ctx.is_future(message.task)
         and message.epoch <= request.epoch
         and 0 < message.base <= len(request.tokens)
-        and len(tokens) == len(parents) <= ctx.settings.live
+        and len(tokens) == len(parents) <= ctx.settings.max_live_nodes
         and (not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size)
         and (not parents or min(parents) >= ROOT)
         and all(map(lt, parents, count()))

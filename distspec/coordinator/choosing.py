@@ -51,18 +51,17 @@ def sizes(ctx: Context, request: Request) -> Sizes:
     settings = ctx.settings
     if request.advice is not None:
         return request.advice.sizes
-    levels = steps(ctx, request)
-    nodes = settings.nodes or (levels if settings.topk == 1 else settings.live)
-    live = min(settings.live, settings.room) if request.acting in EAGER else settings.live
+    levels, live = steps(ctx, request), settings.max_live_nodes
+    nodes = settings.nodes or (levels if settings.topk == 1 else live)
     return Sizes(
         steps=levels,
         topk=settings.topk,
         nodes=min(max(nodes, request.steps or 0), settings.room),
         lookahead=settings.lookahead,
-        fan=max(settings.fan, settings.topk),
-        width=settings.width,
-        live=live,
-        early=settings.early,
+        branch_topk=max(settings.branch_topk, settings.topk),
+        branch_width=settings.branch_width,
+        max_live_nodes=min(live, settings.room) if request.acting in EAGER else live,
+        branch_nodes=settings.branch_nodes,
     )
 
 
@@ -107,7 +106,7 @@ def local_shape(ctx: Context, request: Request) -> Shape:
         steps=wanted.steps,
         topk=wanted.topk,
         width=wanted.topk,
-        nodes=max(wanted.live, wanted.nodes),
+        nodes=max(wanted.max_live_nodes, wanted.nodes),
         odds=odds(ctx, request),
     )
 

@@ -30,9 +30,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     local_drafts: drafting happens inside the decode worker. features: the drafter reads features, wherever it runs.
     steps: drafted levels of a round (num_speculative_tokens), or a table of them as (most requests that run, steps) in
     ascending order; None: from the measured step cost.
-    topk, lookahead, fan, width, live, early: as in `Sizes`. nodes None: as many as steps for a chain, live for a
-    tree. room: most scratch nodes of a request on a worker. static: trees are ranked by how often guesses of each
-    rank were right, not by the drafter's confidence. quick: there is a fallback drafter. synthetic: tokens are made up.
+    topk, lookahead, branch_topk, branch_width, branch_nodes, max_live_nodes: as in `Sizes`. nodes None: as many as
+    steps for a chain, max_live_nodes for a tree. room: most scratch nodes of a request on a worker. static: trees are
+    ranked by how often guesses of each rank were right, not by the drafter's confidence. quick: there is a fallback
+    drafter. synthetic: tokens are made up.
     """
 
     policy: str = "sd"
@@ -43,10 +44,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     topk: int = 1
     nodes: int | None = None
     lookahead: int = 2
-    fan: int = 3
-    width: int = 8
-    live: int = 64
-    early: int = 16
+    branch_topk: int = 3
+    branch_width: int = 8
+    max_live_nodes: int = 64
+    branch_nodes: int = 16
     static: bool = True
     quick: bool = False
     synthetic: bool = False
@@ -67,10 +68,10 @@ def _bounds(settings: Settings) -> Sizes:
         topk=settings.topk,
         nodes=settings.room,
         lookahead=min(MOST_STEPS, settings.room),
-        fan=max(settings.fan, settings.topk),
-        width=settings.width,
-        live=settings.live,
-        early=settings.early,
+        branch_topk=max(settings.branch_topk, settings.topk),
+        branch_width=settings.branch_width,
+        max_live_nodes=settings.max_live_nodes,
+        branch_nodes=settings.branch_nodes,
     )
 
 

@@ -22,7 +22,7 @@ from distspec.coordinator.events import Command, Event
 from distspec.errors import BadMessage
 
 log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
 _READ_BYTES = 1 << 16
 
 

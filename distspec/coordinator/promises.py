@@ -99,7 +99,7 @@ def _shared(one: Advice, other: Advice) -> float:
     """Covariance of what is kept of two promises."""
     if one.policy != other.policy:
         return ALL**2
-    fields = ("steps", "topk", "nodes", "lookahead", "early", "fan")
+    fields = ("steps", "topk", "nodes", "lookahead", "branch_nodes", "branch_topk")
     pairs = ((getattr(one.sizes, name), getattr(other.sizes, name)) for name in fields)
     apart = sum(abs(math.log2(max(1, a) / max(1, b))) for a, b in pairs)
     return ALL**2 + POLICY**2 + SIZES**2 * 2 ** (-apart / REACH)

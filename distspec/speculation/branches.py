@@ -73,7 +73,7 @@ class _Drafter:
     def __init__(self, load: Load, sizes: Sizes) -> None:
         self._load, self._sizes = load, sizes
         self._is_shared = load.batch > load.drafters
-        self._rows, self._steps = float(sizes.width), 1
+        self._rows, self._steps = float(sizes.branch_width), 1
         self._last: _Call | None = None
         self.calls: list[_Call] = []
         self.is_asked = False
@@ -181,9 +181,9 @@ class _Play:
     """As `policies.Branching` and `BranchVerifying`, line by line."""
 
     def __init__(self, load: Load, odds: Odds, sizes: Sizes, verifiers: int) -> None:
-        fan = max(sizes.fan, sizes.topk)
+        topk = max(sizes.branch_topk, sizes.topk)
         self._sizes, self._now_s = sizes, 0.0
-        self._canopy = Canopy(odds_at(odds, 0), fan, sizes.topk, sizes.live)
+        self._canopy = Canopy(odds_at(odds, 0), topk, sizes.topk, sizes.max_live_nodes)
         self._drafter, self._verifiers = _Drafter(load, sizes), _Verifiers(load, verifiers)
 
     def run(self) -> Valuing:
@@ -220,7 +220,7 @@ class _Play:
         if (drafter.is_awaited and drafter.is_asked) or canopy.is_full:
             return
         if canopy.is_judged:
-            drafter.ask(self._now_s, canopy, sizes.lookahead, sizes.width)
+            drafter.ask(self._now_s, canopy, sizes.lookahead, sizes.branch_width)
         elif not self._is_ripe():
             drafter.ask(self._now_s, canopy, sizes.steps - canopy.height, sizes.topk)
 
@@ -232,7 +232,7 @@ class _Play:
             self._verifiers.send(self._now_s, canopy, free.pop(0), canopy.judge_best(sizes.nodes))
         is_stuck = canopy.is_full and not self._drafter.is_awaited
         for verifier in free:
-            sent = canopy.judge_next(max(sizes.nodes, sizes.early), 1 if is_stuck else sizes.early)
+            sent = canopy.judge_next(max(sizes.nodes, sizes.branch_nodes), 1 if is_stuck else sizes.branch_nodes)
             if sent is None:
                 break
             self._verifiers.send(self._now_s, canopy, verifier, sent)

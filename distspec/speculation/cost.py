@@ -53,7 +53,7 @@ def sequential(load: Load, odds: Odds, sizes: Sizes) -> float:
         judged = min(sizes.nodes, sizes.steps)
         return tau(odds, judged) / (draft_s + load.verify_s(judged + 1))
     bush = Bush(odds, sizes.topk)
-    bush.grow(sizes.steps, sizes.topk, max(sizes.live, sizes.nodes))
+    bush.grow(sizes.steps, sizes.topk, max(sizes.max_live_nodes, sizes.nodes))
     nodes = bush.best(sizes.nodes, sizes.topk)
     tokens = 1.0 + sum(bush.value[node] for node in nodes)
     return tokens / (draft_s + load.verify_s(len(nodes) + 1))
@@ -116,8 +116,8 @@ PIECEWISE: dict[str, Callable[[Load, Odds, Sizes], Valuing]] = {"ssd": branching
 def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[str, Sizes, float]:
     """The policy and sizes with the most expected tokens per second, and how many.
 
-    most: no size goes beyond; its live, fan and width are taken as they are. Plain decoding is always among the
-    choices, and wins ties.
+    most: no size goes beyond; its branch_topk, branch_width and max_live_nodes are taken as they are. Plain decoding is
+    always among the choices, and wins ties.
     """
     choice, sizes, top = "ar", most, rate("ar", most, load, odds)
     for policy, some in candidates(policies, most):
@@ -154,11 +154,11 @@ def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
 
 
 SSD = tuple((k, n * k, 2, 16) for k in (2, 4, 6) for n in (2, 4))
-"""Steps, nodes, lookahead and early that `ssd` is compared with."""
+"""Steps, nodes, lookahead and branch_nodes that `ssd` is compared with."""
 
 BVSP = (
-    *((k, nodes, 2, early) for k, nodes in ((1, 8), (2, 8), (1, 16), (2, 16), (4, 16)) for early in (4, nodes)),
-    *((1, 4, 2, early) for early in (8, 16)),
+    *((k, nodes, 2, branch) for k, nodes in ((1, 8), (2, 8), (1, 16), (2, 16), (4, 16)) for branch in (4, nodes)),
+    *((1, 4, 2, branch) for branch in (8, 16)),
     *((k, 64, ahead, 16) for k in (2, 4) for ahead in (2, 4, 6)),
 )
 """The same of `bvsp`: where rows are dear, few nodes in each of many futures; else a whole bush, and a second verifier
@@ -166,9 +166,9 @@ that begins halfway through the forward of the first, 2 to 6 drafter steps later
 
 
 def _branched(grid: Iterable[tuple[int, int, int, int]], most: Sizes) -> Iterator[Sizes]:
-    for steps, nodes, ahead, early in grid:
+    for steps, nodes, ahead, branch in grid:
         sizes = replace(most, steps=min(steps, most.steps), nodes=min(nodes, most.nodes))
-        yield replace(sizes, topk=1, lookahead=min(ahead, most.lookahead), early=min(early, most.early))
+        yield replace(sizes, topk=1, lookahead=min(ahead, most.lookahead), branch_nodes=min(branch, most.branch_nodes))
     if most.topk > 1:
         for steps in (2, 4):
             sizes = replace(most, steps=min(steps, most.steps), nodes=min(64, most.nodes))

@@ -116,7 +116,7 @@ class Sequential:
         steps = min(sizes.steps, now.depth) - now.tree.height()
         if now.in_flight or now.drafting or now.asked or now.dry or steps < 1:
             return None
-        return Growth(steps, sizes.topk, sizes.topk, max(sizes.live, sizes.nodes))
+        return Growth(steps, sizes.topk, sizes.topk, max(sizes.max_live_nodes, sizes.nodes))
 
 
 class Distributed:
@@ -140,11 +140,11 @@ class Distributed:
         steps = min(self._ahead(now), now.depth) - now.tree.height()
         if now.drafting or now.dry or steps < 1:
             return None
-        return Growth(min(now.sizes.lookahead, steps), 1, 1, now.sizes.live)
+        return Growth(min(now.sizes.lookahead, steps), 1, 1, now.sizes.max_live_nodes)
 
     def _ahead(self, now: Situation) -> int:
         """Levels that keep every verifier busy once while the next chunk is drafted."""
-        return min(now.sizes.live, now.sizes.lookahead * (now.total + 1))
+        return min(now.sizes.max_live_nodes, now.sizes.lookahead * (now.total + 1))
 
     def _is_stuck(self, now: Situation) -> bool:
         return not now.drafting and self.grow(now) is None
@@ -164,7 +164,7 @@ class Pearl(Distributed):
         return [Submission(now.free[0], waiting)] if first or waiting else []
 
     def _ahead(self, now: Situation) -> int:
-        return min(now.sizes.live, 2 * now.sizes.steps)
+        return min(now.sizes.max_live_nodes, 2 * now.sizes.steps)
 
 
 class Branching(Sequential):
@@ -181,16 +181,18 @@ class Branching(Sequential):
 
     def grow(self, now: Situation) -> Growth | None:
         is_asked = now.drafting and now.asked  # about this root: else what the drafter does now may be dead already
-        if is_asked or now.dry or not now.depth or len(now.tree) >= now.sizes.live:
+        if is_asked or now.dry or not now.depth or len(now.tree) >= now.sizes.max_live_nodes:
             return None
         sizes = now.sizes
         if now.is_judged:
-            return Growth(sizes.lookahead, sizes.fan, sizes.width, sizes.live)
+            return Growth(sizes.lookahead, sizes.branch_topk, sizes.branch_width, sizes.max_live_nodes)
         if now.quick and not now.asked and not len(now.tree):
-            return Growth(sizes.steps, 1, 1, sizes.live, quick=True)
+            return Growth(sizes.steps, 1, 1, sizes.max_live_nodes, quick=True)
         if self._is_ripe(now):
             return None
-        return Growth(min(sizes.steps, now.depth) - now.tree.height(), sizes.fan, sizes.topk, sizes.live)
+        return Growth(
+            min(sizes.steps, now.depth) - now.tree.height(), sizes.branch_topk, sizes.topk, sizes.max_live_nodes
+        )
 
     def _is_ripe(self, now: Situation) -> bool:
         """What is drafted is as deep as a round that waits for its draft would be, or the drafter was waited for once:
@@ -209,16 +211,16 @@ class BranchVerifying(Branching):
             return []
         taken = {node for wish in out for node in wish.nodes}
         waiting = (node for node in now.waiting() if node not in taken)
-        enough = 1 if self._is_stuck(now) else now.sizes.early
+        enough = 1 if self._is_stuck(now) else now.sizes.branch_nodes
         for verifier in now.free[len(out) :]:
-            nodes = tuple(islice(waiting, max(now.sizes.nodes, now.sizes.early)))
+            nodes = tuple(islice(waiting, max(now.sizes.nodes, now.sizes.branch_nodes)))
             if len(nodes) < enough:
                 break
             out.append(Submission(verifier, nodes))
         return out
 
     def _is_stuck(self, now: Situation) -> bool:
-        return not now.drafting and (now.dry or not now.depth or len(now.tree) >= now.sizes.live)
+        return not now.drafting and (now.dry or not now.depth or len(now.tree) >= now.sizes.max_live_nodes)
 
 
 POLICIES: dict[str, type[Policy]] = {

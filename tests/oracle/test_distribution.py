@@ -222,7 +222,9 @@ def outputs(
 def deviation(policy: str, samples: int = SAMPLES, params: SamplingParams = PARAMS) -> float:
     """How far the outputs of so many seeds, other ones for each policy, are from the exact joint distribution, in
     standard deviations."""
-    settings = Settings(policy=policy, steps=2, topk=2, nodes=4, lookahead=1, live=12, early=2, room=16)
+    settings = Settings(
+        policy=policy, steps=2, topk=2, nodes=4, lookahead=1, max_live_nodes=12, branch_nodes=2, room=16
+    )
     begin = list(POLICIES).index(policy) * SAMPLES
     found = outputs(range(begin, begin + samples), params, settings, ["decode", "verify", "draft"], build)
     return g_test(Counter(tuple(stream.tokens) for stream in found), joint(params))

@@ -108,7 +108,7 @@ def test_it_follows_odds_that_change() -> None:
 
 def test_a_wrong_first_impression_is_left() -> None:
     """It would be best to draft, whatever the very first drafts looked like; with much to value."""
-    found = auto(1, 0.8, SMALL, width=32, live=1000, room=1000).measure(TOKENS[1], LEARNED[1]).tokens_s
+    found = auto(1, 0.8, SMALL, branch_width=32, max_live_nodes=1000, room=1000).measure(TOKENS[1], LEARNED[1]).tokens_s
     assert found > 0.93 * best(1, 0.8, SMALL)
 
 
@@ -130,7 +130,7 @@ def test_it_comes_near_the_best_on_other_curves_too(batch: int) -> None:
 
 def test_advice_is_taken_up_at_once_by_all_with_the_verifiers_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """While futures are in flight, and between two ticks: who waits for either is out of step with the others."""
-    sizes = Sizes(steps=2, nodes=8, early=8)
+    sizes = Sizes(steps=2, nodes=8, branch_nodes=8)
     few, many = Advice("ssd", sizes), Advice("bvsp", sizes)
     advised = [few]
     monkeypatch.setattr(Planner, "advise", lambda *_, **__: advised[0])
@@ -152,7 +152,7 @@ def test_a_verifier_that_was_not_needed_for_long_computes_no_more_than_a_little_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its copy of the KV is let go meanwhile, and sent anew: all would wait for a step that makes up for it."""
-    few, many = Advice("ssd", Sizes(steps=2, nodes=8)), Advice("bvsp", Sizes(steps=2, nodes=8, early=8))
+    few, many = Advice("ssd", Sizes(steps=2, nodes=8)), Advice("bvsp", Sizes(steps=2, nodes=8, branch_nodes=8))
     advised, rows, begin = [many], list[int](), TimedTarget.begin
 
     def begun(target: TimedTarget) -> Any:

@@ -15,13 +15,13 @@ from distspec.speculation.cost import rate
 from distspec.speculation.sizes import Sizes
 
 ON = hardware("h200-32b-0.6b")
-WIDE = {"width": 32, "live": 1000}
+WIDE = {"branch_width": 32, "max_live_nodes": 1000}
 Few = tuple[int, int, int, int]
 """steps, nodes, lookahead, early"""
 
 
 def named(few: Few) -> dict[str, int]:
-    return dict(zip(("steps", "nodes", "lookahead", "early"), few, strict=True)) | WIDE
+    return dict(zip(("steps", "nodes", "lookahead", "branch_nodes"), few, strict=True)) | WIDE
 
 
 @cache

@@ -97,8 +97,8 @@ def test_requests_of_a_batch_share_a_step_and_pay_for_its_rows() -> None:
 def test_overlap_and_trees_pay_as_they_should() -> None:
     """Coarse versions of what `bench policies --simulate` measures, at sizes known to be good."""
     sd = measure("sd", tokens=2000, steps=8).tokens_s
-    tree = measure("sd", tokens=2000, steps=8, topk=4, nodes=63, live=500).tokens_s
-    ssd = measure("ssd", tokens=1000, steps=5, nodes=16, lookahead=4, width=16, live=256).tokens_s
+    tree = measure("sd", tokens=2000, steps=8, topk=4, nodes=63, max_live_nodes=500).tokens_s
+    ssd = measure("ssd", tokens=1000, steps=5, nodes=16, lookahead=4, branch_width=16, max_live_nodes=256).tokens_s
     dsi = measure("dsi", tokens=2000, verifiers=4, lookahead=4).tokens_s
     assert tree > 1.15 * sd
     assert ssd > 1.1 * sd

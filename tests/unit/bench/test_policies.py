@@ -87,6 +87,6 @@ def test_the_command_writes_a_row_per_policy_and_a_picture(tmp_path: Path) -> No
     assert read[0].value == pytest.approx(1 / 0.0051, rel=0.01)
     assert read[1].ratio > 1.0
     assert read[-1].ratio > 0.97
-    assert set(read[-1].context) & {"width", "live", "steps"} == {"width", "live"}
+    assert set(read[-1].context) & {"branch_width", "max_live_nodes", "steps"} == {"branch_width", "max_live_nodes"}
     draw_simulated(read, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")

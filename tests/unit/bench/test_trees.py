@@ -24,5 +24,5 @@ def test_trees_are_as_large_as_they_are_said_to_be_while_events_are_played() -> 
             request = played.request(1)
             assert request is not None
             most = max(most, len(request.tree))
-    assert most == trees.SETTINGS.live
+    assert most == trees.SETTINGS.max_live_nodes
     assert request.emitted >= 60

@@ -131,11 +131,11 @@ def test_sizes_beside_the_best_are_found_one_after_the_other() -> None:
         sizes = advice.sizes
         if advice.policy != "bvsp":
             return 100.0
-        away = abs(math.log2(sizes.nodes / 32)) + abs(math.log2(sizes.early / 2)) + sizes.fan - 2
+        away = abs(math.log2(sizes.nodes / 32)) + abs(math.log2(sizes.branch_nodes / 2)) + sizes.branch_topk - 2
         return 1000.0 * math.pow(0.9, away)
 
     fleet = Fleet(rates, rates, [BUSH])
     fleet.run(3000)
     advice = fleet.advisor.advice
     assert advice is not None
-    assert (advice.sizes.nodes, advice.sizes.early, advice.sizes.fan) == (32, 2, 2)
+    assert (advice.sizes.nodes, advice.sizes.branch_nodes, advice.sizes.branch_topk) == (32, 2, 2)

@@ -175,7 +175,7 @@ def test_judged_nodes_are_those_of_every_verdict() -> None:
 @pytest.mark.parametrize(("policy", "hits"), [("sd", 0), ("ssd", 1)])
 def test_a_round_that_ends_on_a_drafted_token_is_a_hit(policy: str, hits: int) -> None:
     """Both judge 9 alone; ssd has the drafter go on below it meanwhile, and 10 is there when the verdict says so."""
-    exchange = Exchange("decode", "draft", policy=policy, steps=1, lookahead=1, fan=1, width=1)
+    exchange = Exchange("decode", "draft", policy=policy, steps=1, lookahead=1, branch_topk=1, branch_width=1)
     exchange.draw(9, base=4)
     if policy == "ssd":
         exchange.draw(9, 10, base=4)

@@ -31,8 +31,8 @@ from distspec.speculation.sizes import Sizes
 
 KIND = (True,)
 T_V, T_D, HOP_S = 0.020, 0.0014, 0.0003
-MOST = Sizes(steps=8, nodes=8, lookahead=8, width=4, live=16)
-SMALL = Sizes(steps=2, nodes=4, lookahead=2, fan=2, width=2, live=8, early=4)
+MOST = Sizes(steps=8, nodes=8, lookahead=8, branch_width=4, max_live_nodes=16)
+SMALL = Sizes(steps=2, nodes=4, lookahead=2, branch_topk=2, branch_width=2, max_live_nodes=8, branch_nodes=4)
 POLICIES = ("ar", "sd", "pearl", "dsi", "ssd", "bvsp")
 QUICK = ("ar", "sd", "pearl", "dsi")
 """Policies that are valued in no time."""
@@ -272,7 +272,7 @@ def test_who_yields_less_than_promised_is_left_and_come_back_to() -> None:
 
 def test_one_wide_trial_speaks_for_all_wide_sizes() -> None:
     """Narrow steps cost the same, wide ones twice as much: what one trial shows of them, all promises know."""
-    most, odds = Sizes(steps=5, topk=3, nodes=64, lookahead=2, width=4, live=64), ((0.5, 0.3, 0.1),)
+    most, odds = Sizes(steps=5, topk=3, nodes=64, lookahead=2, branch_width=4, max_live_nodes=64), ((0.5, 0.3, 0.1),)
     real = replace(load(), target=Curve([(10, T_V), (40, 2 * T_V)]))
     planner = Planner(most)
     step(planner)

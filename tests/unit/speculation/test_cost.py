@@ -174,15 +174,15 @@ def walk(rng: Random, grove: Grove, judged: set[Path]) -> Path:
 
 
 def play_ssd(shares: tuple[float, ...], sizes: Sizes, runs: int) -> float:
-    rng, grove, now, tokens = Random(4), Grove(shares, sizes.fan), 0.0, 0
+    rng, grove, now, tokens = Random(4), Grove(shares, sizes.branch_topk), 0.0, 0
     for _ in range(runs):
         lacking = sizes.steps - grove.height()
         if lacking > 0:  # the drafter is waited for once, however deep it came
             now += lacking * DRAFT_S + HOP_S
-            grove.grow(lacking, sizes.topk, sizes.live)
+            grove.grow(lacking, sizes.topk, sizes.max_live_nodes)
         judged = grove.best(sizes.nodes, sizes.topk)
         calls = int((TARGET_S + HOP_S) / (sizes.lookahead * DRAFT_S + HOP_S))
-        grove.grow(calls * sizes.lookahead, sizes.width, sizes.live)
+        grove.grow(calls * sizes.lookahead, sizes.branch_width, sizes.max_live_nodes)
         end = walk(rng, grove, judged)
         grove.follow(end)
         now, tokens = now + TARGET_S + HOP_S, tokens + len(end)
@@ -212,7 +212,7 @@ def test_sd_of_trees(a: float, steps: int, topk: int, nodes: int) -> None:
 
 
 def test_bvsp_with_one_verifier_is_ssd_and_a_second_one_is_worth_it() -> None:
-    sizes, table = Sizes(steps=3, nodes=6, live=96), (odds(0.8),)
+    sizes, table = Sizes(steps=3, nodes=6, max_live_nodes=96), (odds(0.8),)
     alone = rate("bvsp", sizes, load(), table)
     assert alone == rate("ssd", sizes, load(), table)
     assert rate("bvsp", sizes, load(verifiers=2), table) > 1.2 * alone
@@ -220,7 +220,7 @@ def test_bvsp_with_one_verifier_is_ssd_and_a_second_one_is_worth_it() -> None:
 
 # -- what a fleet makes of it ----------------------------------------------------------------------
 
-MOST = Sizes(steps=8, topk=1, nodes=16, lookahead=8, live=48)
+MOST = Sizes(steps=8, topk=1, nodes=16, lookahead=8, max_live_nodes=48)
 POLICIES = ("sd", "pearl", "dsi", "ssd", "bvsp")
 
 
@@ -250,9 +250,9 @@ def test_plain_decoding_wins_where_guesses_are_wrong_or_rows_are_dear() -> None:
 
 
 def test_candidates_keep_within_their_bounds() -> None:
-    for most in (MOST, replace(MOST, steps=1, nodes=1, lookahead=1, live=4), replace(MOST, topk=3, nodes=7)):
+    for most in (MOST, replace(MOST, steps=1, nodes=1, lookahead=1, max_live_nodes=4), replace(MOST, topk=3, nodes=7)):
         for _, sizes in candidates(POLICIES, most):
-            for name in ("steps", "topk", "nodes", "lookahead", "live", "width", "fan"):
+            for name in ("steps", "topk", "nodes", "lookahead", "max_live_nodes", "branch_width", "branch_topk"):
                 assert 1 <= getattr(sizes, name) <= max(1, getattr(most, name)), (name, sizes)
 
 

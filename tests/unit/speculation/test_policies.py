@@ -122,10 +122,10 @@ def plays(draw: st.DrawFn, name: str) -> Play:
         topk=draw(st.integers(1, 3)),
         nodes=draw(st.integers(1, 12)),
         lookahead=draw(st.integers(1, 3)),
-        fan=draw(st.integers(1, 3)),
-        width=draw(st.integers(1, 4)),
-        live=draw(st.integers(5, 30)),
-        early=draw(st.integers(1, 9)),
+        branch_topk=draw(st.integers(1, 3)),
+        branch_width=draw(st.integers(1, 4)),
+        max_live_nodes=draw(st.integers(5, 30)),
+        branch_nodes=draw(st.integers(1, 9)),
     )
     accept, seed = draw(st.sampled_from((0.0, 0.5, 1.0))), draw(st.integers(0, 2**32))
     depth, quick = draw(st.sampled_from((0, 1, 3, 1000))), draw(st.booleans())
@@ -175,7 +175,7 @@ def test_dsi_never_waits(data: st.DataObject) -> None:
         play.wish()
         now = play.now()
         assert play.tree.root in now.in_flight or not now.free
-        ahead = min(play.sizes.live, play.sizes.lookahead * (len(play.verifiers) + 1), play.depth)
+        ahead = min(play.sizes.max_live_nodes, play.sizes.lookahead * (len(play.verifiers) + 1), play.depth)
         assert now.drafting or now.dry or play.tree.height() >= ahead
         if now.free:
             idle = now.best(1000, 1)
@@ -191,7 +191,7 @@ def test_ssd_drafts_while_it_verifies_and_has_one_verifier_at_work(data: st.Data
         play.wish()
         now = play.now()
         assert len(play.tasks) <= 1
-        full = len(play.tree) >= play.sizes.live or not play.depth
+        full = len(play.tree) >= play.sizes.max_live_nodes or not play.depth
         assert now.drafting or now.dry or full or not play.tasks
         play.happen()
 
@@ -203,7 +203,11 @@ def test_pearl_has_one_verifier_at_work_and_a_drafter_ahead(data: st.DataObject)
         play.wish()
         now = play.now()
         assert len(play.tasks) <= 1
-        assert now.drafting or now.dry or play.tree.height() >= min(play.sizes.live, 2 * play.sizes.steps, play.depth)
+        assert (
+            now.drafting
+            or now.dry
+            or play.tree.height() >= min(play.sizes.max_live_nodes, 2 * play.sizes.steps, play.depth)
+        )
         play.happen()
 
 
@@ -257,7 +261,7 @@ def test_ssd_judges_the_chain_and_leaves_the_branches() -> None:
     play.tree.add(play.tree.root, [7, 8], [-1, -1])
     play.tree.add(chain[0], [7, 8], [-1, -1])
     assert play.wish() == [Submission("v0", tuple(chain))]
-    assert play.drafting == Growth(SIZES.lookahead, SIZES.fan, SIZES.width, SIZES.live)
+    assert play.drafting == Growth(SIZES.lookahead, SIZES.branch_topk, SIZES.branch_width, SIZES.max_live_nodes)
 
 
 def test_ssd_asks_the_fallback_drafter_first_after_a_miss() -> None:
@@ -273,11 +277,11 @@ def test_ssd_asks_the_fallback_drafter_first_after_a_miss() -> None:
 def test_ssd_waits_for_its_drafter_once_however_shallow_the_answer_is() -> None:
     play = Play(POLICIES["ssd"](), ["v0"], replace(SIZES, steps=5))
     assert play.wish() == []
-    assert play.drafting == Growth(5, SIZES.fan, 1, SIZES.live)
+    assert play.drafting == Growth(5, SIZES.branch_topk, 1, SIZES.max_live_nodes)
     play.drafting = None
     [first, _] = play.tree.add(play.tree.root, [1, 2], [-1, -1])
     assert play.wish() == [Submission("v0", (first,))]
-    assert play.drafting == Growth(SIZES.lookahead, SIZES.fan, SIZES.width, SIZES.live)
+    assert play.drafting == Growth(SIZES.lookahead, SIZES.branch_topk, SIZES.branch_width, SIZES.max_live_nodes)
 
 
 def test_ssd_tells_a_busy_drafter_at_once_where_the_text_went() -> None:
@@ -292,7 +296,7 @@ def test_ssd_tells_a_busy_drafter_at_once_where_the_text_went() -> None:
 
 
 def test_bvsp_starts_a_new_round_beside_the_verdict_of_a_dead_one() -> None:
-    play, _ = chained("bvsp", 2, 2, replace(SIZES, early=1))
+    play, _ = chained("bvsp", 2, 2, replace(SIZES, branch_nodes=1))
     play.tasks["v1"] = (play.tree.root,)
     play.tree.judge(play.tree.root, 99)
     play._judge(())
@@ -302,7 +306,7 @@ def test_bvsp_starts_a_new_round_beside_the_verdict_of_a_dead_one() -> None:
 
 
 def test_bvsp_sends_a_second_verifier_to_the_branches_before_the_first_has_answered() -> None:
-    play, chain = chained("bvsp", 2, 2, replace(SIZES, early=3))
+    play, chain = chained("bvsp", 2, 2, replace(SIZES, branch_nodes=3))
     assert play.wish() == [Submission("v0", tuple(chain))]
     branches = play.tree.add(play.tree.root, [7, 8], [-1, -1])
     assert play.wish() == []
