@@ -139,12 +139,13 @@ def layers() -> None:
     rms_norm(x, norm.weight, norm.eps)
     add_rms_norm(x, x, norm.weight, norm.eps)
     silu_mul(halves(3, 2 * outputs))
-    one, some, shared = Tile(1, 4, 1024, 1, 1, 4), Tile(16, 32, 64, 1, 3, 4), Tile(16, 16, 64, 4, 2, 4)
+    one, some, shared = Tile(1, 4, 1024, 1, 1, 4), Tile(16, 64, 64, 1, 3, 4), Tile(16, 16, 64, 4, 2, 4)
+    apart = replace(some, apart=3)
     linear(x[:1], halves(outputs, inputs), halves(outputs), norm=norm, shape=one)
     linear(x, halves(2 * outputs, inputs), gated=True, shape=some)
     linear(x, halves(outputs, inputs), out_dtype=torch.float32, shape=some)
     then = Norm(halves(outputs), 1e-6)
-    for shape in (some, shared):
+    for shape in (some, shared, apart):
         _, ready = linear_prepared(x, halves(outputs, inputs), None, halves(3, outputs), then, shape)
         linear(ready, halves(inputs, outputs), shape=shape)
     heads, kv_heads, dim = 16, 8, 128

@@ -5,8 +5,8 @@ and a step is bound by the number of kernels. So SiLU x up and the residual are 
 registers, and an RMS norm is a scale: the norm's weight is multiplied into the input, and the root of the input's mean
 square, a number per row, into the result. One row is multiplied elementwise, each program having whole weight rows in
 its registers, the first of them while the kernel before still runs, and finds that number on the way; more go through
-the matrix units, padded, and are handed it by the product before (`Prepared`). There the warps of a program may share
-the inputs among them (`split`), which keeps more reads in flight where a matrix has few rows.
+the matrix units, padded, and are handed it by the product before (`Prepared`): from boxes (boxes.py), or, at a few rows
+and few outputs, by programs whose warps share the inputs among them (`split`), which keeps more reads in flight.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from distspec.kernels.boxes import add_up, boxes
 from distspec.kernels.launch import early, in_turn
 from distspec.kernels.norm import rms_norm_reference
+from distspec.kernels.results import finish, mean_square
 from distspec.kernels.tiles import Tile
 
 
@@ -61,39 +64,6 @@ def _load_rows(x, row, ins, rows, inputs, EVEN: tl.constexpr):
     if not EVEN:
         inside = inside & (ins < inputs)
     return tl.load(x + row.to(tl.int64) * inputs + ins, mask=inside, other=0.0)
-
-
-@triton.jit
-def _finish(y, up, mean, bias, residual, gain, out, scaled, parts, row, outs, rows, eps, outputs, NORM: tl.constexpr,
-            BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
-    """From sums of products, float32 [M, N] (and mean squares of the inputs, [M]), to what is stored."""
-    if NORM:
-        scale = tl.rsqrt(mean + eps)[:, None]
-        y *= scale
-        up *= scale
-    inside = (row < rows)[:, None] & (outs < outputs)[None, :]
-    if BIAS:
-        y += tl.load(bias + outs, mask=outs < outputs, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        y = y * tl.sigmoid(y) * up
-    at = row.to(tl.int64)[:, None] * outputs + outs[None, :]
-    if ADD:
-        y += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = y.to(out.dtype.element_ty)
-    tl.store(out + at, rounded, mask=inside)
-    if PREPARE:
-        kept = tl.where(inside, rounded.to(tl.float32), 0.0)
-        weight = tl.load(gain + outs, mask=outs < outputs, other=0.0).to(tl.float32)[None, :]
-        tl.store(scaled + at, (kept * weight).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(parts + tl.program_id(0) * rows + row, tl.sum(kept * kept, 1), mask=row < rows)
-
-
-@triton.jit
-def _mean(squares, row, rows, inputs, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr):
-    """[M]: of the squares whose parts are given."""
-    part = tl.arange(0, PARTS_PAD)
-    inside = (part < PARTS)[:, None] & (row < rows)[None, :]
-    return tl.sum(tl.load(squares + part[:, None] * rows + row[None, :], mask=inside, other=0.0), 0) / inputs
 
 
 @triton.jit
@@ -141,32 +111,7 @@ def _one_row(x, weight, gain, squares, bias, residual, next_gain, out, scaled, p
         acc, acc_up, squared = _add_products(x, gain, w, up, row, ins, inputs, acc, acc_up, squared, NORM, GATED)
     mean = tl.sum(squared, 1) / inputs
     y, up = tl.sum(acc, 1)[None, :], tl.sum(acc_up, 1)[None, :]
-    _finish(y, up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
-            NORM, BIAS, GATED, ADD, PREPARE)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _some_rows(x, weight, gain, squares, bias, residual, next_gain, out, scaled, parts, rows, eps,
-               outputs: tl.constexpr, inputs: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-               SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
-               PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-               ADD: tl.constexpr, PREPARE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """M rows at a time, SPLIT = 1."""
-    in_turn(EARLY)
-    row = tl.program_id(1) * M + tl.arange(0, M)
-    outs = tl.program_id(0) * N + tl.arange(0, N)
-    acc = tl.zeros([M, N], tl.float32)
-    acc_up = tl.zeros([M, N], tl.float32)
-    for start in tl.range(0, inputs, K, num_stages=STAGES):
-        ins = start + tl.arange(0, K)
-        w = _load_weights(weight, outs[None, :], ins[:, None], outputs, inputs, EVEN)
-        value = _load_rows(x, row[:, None], ins[None, :], rows, inputs, EVEN)
-        acc = tl.dot(value, w, acc, input_precision="ieee")
-        if GATED:
-            w = _load_weights(weight + outputs * inputs, outs[None, :], ins[:, None], outputs, inputs, EVEN)
-            acc_up = tl.dot(value, w, acc_up, input_precision="ieee")
-    mean = _mean(squares, row, rows, inputs, PARTS, PARTS_PAD) if NORM else tl.zeros([M], tl.float32)
-    _finish(acc, acc_up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
+    finish(y, up, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
             NORM, BIAS, GATED, ADD, PREPARE)  # fmt: skip
 
 
@@ -176,7 +121,7 @@ def _shared_rows(x, weight, gain, squares, bias, residual, next_gain, out, scale
                  SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
                  PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
                  ADD: tl.constexpr, PREPARE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """As _some_rows, for matrices that are not gated, the inputs shared among SPLIT parts of a program."""
+    """M rows at a time, for matrices that are not gated, the inputs shared among SPLIT parts of a program."""
     in_turn(EARLY)
     row = tl.program_id(1) * M + tl.arange(0, M)
     outs = tl.program_id(0) * N + tl.arange(0, N)
@@ -187,9 +132,9 @@ def _shared_rows(x, weight, gain, squares, bias, residual, next_gain, out, scale
         w = _load_weights(weight, outs[None, None, :], ins, outputs, inputs, EVEN)
         ins = start + part + tl.arange(0, K)[None, None, :]
         acc = tl.dot(_load_rows(x, row[None, :, None], ins, rows, inputs, EVEN), w, acc, input_precision="ieee")
-    mean = _mean(squares, row, rows, inputs, PARTS, PARTS_PAD) if NORM else tl.zeros([M], tl.float32)
+    mean = mean_square(squares, row, rows, inputs, PARTS, PARTS_PAD) if NORM else tl.zeros([M], tl.float32)
     y = tl.sum(acc, 0)
-    _finish(y, y, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
+    finish(y, y, mean, bias, residual, next_gain, out, scaled, parts, row, outs, rows, eps, outputs,
             NORM, BIAS, GATED, ADD, PREPARE)  # fmt: skip
 
 
@@ -223,10 +168,15 @@ def linear_prepared(
     """As `linear`, and the same rows prepared for the norm `then`, which reads them next."""
     rows, outputs = residual.shape
     out, scaled = weight.new_empty(2, rows, outputs)
-    parts = torch.empty(triton.cdiv(outputs, shape.outputs), rows, dtype=torch.float32, device=x.device)
+    width = shape.outputs if shape.apart == 1 else _ADDED
+    parts = torch.empty(triton.cdiv(outputs, width), rows, dtype=torch.float32, device=x.device)
     ready = Prepared(scaled, parts, then)
     _launch(x, weight, bias, None, False, residual, ready, out, shape)
     return out, ready
+
+
+_ADDED = 512
+"""Outputs of a program that adds up what others have computed."""
 
 
 def _rows(x: Tensor | Prepared) -> Tensor:
@@ -245,41 +195,81 @@ def _launch(
     shape: Tile,
 ) -> None:
     """ready: where to prepare the result for its norm."""
-    read, outputs = _rows(x), out.shape[1]
-    rows, inputs = read.shape
+    read, (rows, outputs) = _rows(x), out.shape
     scale = x.norm if isinstance(x, Prepared) else norm
     parts = x.squares.shape[0] if isinstance(x, Prepared) else 1
-    kernel = _one_row if shape.rows == 1 else _some_rows if shape.split == 1 else _shared_rows
-    kernel[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows))](
-        read,
-        weight,
-        norm.weight if norm else read,
-        x.squares if isinstance(x, Prepared) else read,
-        bias if bias is not None else read,
+    before = (x.squares if isinstance(x, Prepared) else read, bias if bias is not None else read)
+    behind = (
         residual if residual is not None else read,
         ready.norm.weight if ready else read,
         out,
         ready.rows if ready else out,
         ready.squares if ready else out,
-        rows,
-        scale.eps if scale else 0.0,
-        outputs,
-        inputs,
+    )
+    sizes = (rows, scale.eps if scale else 0.0, outputs, read.shape[1])
+    flags = {
+        "NORM": scale is not None,
+        "PARTS": parts,
+        "PARTS_PAD": triton.next_power_of_2(parts),
+        "BIAS": bias is not None,
+        "ADD": residual is not None,
+        "PREPARE": ready is not None,
+        **early(),
+    }
+    if shape.rows > 1 and shape.split == 1:
+        _launch_boxes(read, weight, (*before, *behind), sizes, gated, flags, shape)
+        return
+    kernel = _one_row if shape.rows == 1 else _shared_rows
+    kernel[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows))](
+        read,
+        weight,
+        norm.weight if norm else read,
+        *before,
+        *behind,
+        *sizes,
         M=shape.rows,
         N=shape.outputs,
         K=shape.inputs,
         SPLIT=shape.split,
         STAGES=shape.stages,
-        EVEN=outputs % shape.outputs == 0 and inputs % (shape.inputs * shape.split) == 0,
-        NORM=scale is not None,
-        PARTS=parts,
-        PARTS_PAD=triton.next_power_of_2(parts),
-        BIAS=bias is not None,
+        EVEN=outputs % shape.outputs == 0 and read.shape[1] % (shape.inputs * shape.split) == 0,
         GATED=gated,
-        ADD=residual is not None,
-        PREPARE=ready is not None,
-        **early(),
+        **flags,
         num_warps=shape.warps,
+    )
+
+
+def _launch_boxes(
+    x: Tensor,
+    weight: Tensor,
+    beside: tuple[Tensor, ...],
+    sizes: tuple[int, float, int, int],
+    gated: bool,
+    flags: dict[str, bool | int],
+    shape: Tile,
+) -> None:
+    """beside: squares, bias, residual, next_gain, out, scaled and parts, as `boxes` takes them."""
+    rows, _, outputs, inputs = sizes
+    boxed = (
+        TensorDescriptor(x, [rows, inputs], [inputs, 1], [shape.rows, shape.inputs]),
+        TensorDescriptor(weight, [weight.shape[0], inputs], [inputs, 1], [shape.outputs, shape.inputs]),
+    )
+    grid = triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows), shape.apart
+    cut = {"M": shape.rows, "N": shape.outputs, "K": shape.inputs, "APART": shape.apart, "STAGES": shape.stages}
+    if shape.apart == 1:
+        boxes[grid](*boxed, *beside, *sizes, **cut, GATED=gated, **flags, num_warps=shape.warps)
+        return
+    sums = torch.empty(shape.apart, rows, outputs, dtype=torch.float32, device=x.device)
+    undone = flags | {name: False for name in ("NORM", "BIAS", "ADD", "PREPARE")}
+    boxes[grid](*boxed, *[sums] * len(beside), *sizes, **cut, GATED=False, **undone, num_warps=shape.warps)
+    add_up[triton.cdiv(outputs, _ADDED), rows](
+        sums,
+        *beside,
+        *sizes,
+        N=_ADDED,
+        APART=shape.apart,
+        APART_PAD=triton.next_power_of_2(shape.apart),
+        **flags,
     )
 
 

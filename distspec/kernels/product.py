@@ -1,4 +1,4 @@
-"""Products with weight matrices at any number of rows: by our own kernel where that is faster, else by cuBLAS.
+"""Products with weight matrices at any number of rows: by our own kernels where these are faster, else by cuBLAS.
 
 Knows a residual stream, and which product reads it through a norm or adds to it. Does not know models.
 """

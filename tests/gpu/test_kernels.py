@@ -67,14 +67,14 @@ def test_pages_hold_numbers_whatever_a_model_computes(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("rows", [1, 2, 16, 40, 64])
 def test_products(rows: int, normed: bool, after: str, dtype: torch.dtype) -> None:
     """Tiles of any kind; in float32 without TF32."""
-    shapes = [Tile(16, 32, 64, 1, 3, 4), Tile(64, 64, 64, 1, 3, 4)]
+    shapes = [Tile(16, 64, 64, 1, 3, 4), Tile(64, 64, 64, 1, 3, 4)]
     shapes += [Tile(1, 4, 1024, 1, 3, 4), Tile(1, 1, 4096, 1, 1, 4)] if rows < 3 else []
-    shapes += [Tile(16, 16, 64, 4, 2, 4)] if after != "gated" else []
+    shapes += [Tile(16, 16, 64, 4, 2, 4), Tile(64, 64, 64, 1, 3, 4, apart=3)] if after != "gated" else []
     for shape in shapes:
         check_linear(rows, (1024, 3072) if normed else (520, 1000), normed, after, CUDA, dtype, shape)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8, 16, 24, 64])
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 24, 40, 64])
 def test_the_tiles_in_use(rows: int) -> None:
     for outputs, inputs in ((4096, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (2048, 8192), (5120, 8192)):
         for gated in (False, True):
