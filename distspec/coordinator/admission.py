@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from distspec.coordinator.routing import PrefixIndex
+from distspec.curve import Curve
 from distspec.errors import IllegalTransition, InvalidField
 from distspec.protocol.messages import Hello
 from distspec.protocol.values import SamplingParams
@@ -46,12 +47,14 @@ class Limits:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that is in the fleet. opened: requests open there, by number, with their latest known length.
+    """A worker that is in the fleet. curve: what wider steps cost it, by its own word. opened: requests open there, by
+    number, with their latest known length.
 
     offences: nonsense that it drafted; barred: too much of it, nobody asks it for drafts any more.
     """
 
     hello: Hello
+    curve: Curve
     out: int = 0
     opened: dict[int, int] = field(default_factory=dict)
     draining: bool = False
@@ -79,7 +82,7 @@ class Credits:
         self.prefixes = PrefixIndex()
 
     def join(self, hello: Hello) -> None:
-        self.workers[hello.worker] = Worker(hello)
+        self.workers[hello.worker] = Worker(hello, Curve.doubling(hello.step_cost))
         self.prefixes.forget(hello.worker)
 
     def leave(self, worker: str) -> None:

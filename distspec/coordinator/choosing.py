@@ -73,8 +73,8 @@ def steps(ctx: Context, request: Request) -> int:
         asked = next((levels for most, levels in asked if running <= most), asked[-1][1])
     if asked is not None:
         return min(asked, ctx.settings.room)
-    curve = ctx.credits.workers[request.home].hello.step_cost if request.home in ctx.credits.workers else ()
-    return best_length(curve, ctx.acceptance, min(MAX_STEPS, ctx.settings.room))
+    assert request.home is not None
+    return best_length(ctx.credits.workers[request.home].curve, ctx.acceptance, min(MAX_STEPS, ctx.settings.room))
 
 
 def odds(ctx: Context, request: Request) -> tuple[float, ...]:
