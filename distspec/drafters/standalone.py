@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from distspec.drafters.base import Called, DraftRow, Loan, Proposal, never
 from distspec.drafters.kept import KeptText, KeptTexts
-from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment
+from distspec.engine import Engine, Guesses, Guessing, Outcome, Segment, stand_in
 from distspec.kv.pool import KVPool
 from distspec.protocol.values import ROOT, Node, Shape
 
@@ -184,7 +184,7 @@ class StandaloneDrafter:
         if step.ahead and tokens is not None:
             wanted = ((part.text, node) for part in step.parts for node in part.wanted)
             for first, (text, node) in zip(range(0, tokens.numel(), tokens.shape[1]), wanted, strict=True):
-                text.tree.expand(node, [(-1 - first - rank, 0.0) for rank in range(tokens.shape[1])], text.shape)
+                text.tree.expand(node, [(stand_in(first + rank), 0.0) for rank in range(tokens.shape[1])], text.shape)
 
     def _land(self, step: _Step, later: _Step | None) -> None:
         """Hang the guesses into the trees, or say what was hung there in advance. What `later` computes of a text in

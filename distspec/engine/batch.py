@@ -25,8 +25,8 @@ class Segment:
     guess of what follows `tokens`, committed with them as if it were right, so that it costs no more than a token;
     whoever asks takes it back (Sequence.retract) where the outcome before it is another. Comes without nodes. laws: of
     each node, or of the bet, what it was drawn from, see sampling.rejection; empty where drafts are not drawn so.
-    given: what follows each of the first so many of `tokens`, where logprobs of that are to be told. Tokens of nodes
-    that are guesses of the step before may be named by number, see Batch.
+    given: what follows each of the first so many of `tokens`, where logprobs of that are to be told. Where the token of
+    a node is a guess of the step before, something may stand in for it, see stand_in.
     """
 
     slot: int
@@ -83,8 +83,8 @@ class Batch:
     tokens, positions: one per row. wanted: rows whose outcome is drawn; params, draws: the parameters of each
     of these, and the absolute position of the token it draws. asked: segments with wanted rows whose logits are to be
     edited. given: (row, token, most): what follows a row, of which logprobs are told, and how many of the likeliest
-    tokens beside it. spans: one per segment that has rows. guesses: int64 [n, most], on the device; a token below 0
-    names one of them, -1 the first of the first row, -2 the second.
+    tokens beside it. spans: one per segment that has rows. guesses: int64 [n, most], on the device, of the step before:
+    what tokens stand in for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -147,16 +147,16 @@ class Batch:
         write = [sequence.location(index) for index in indices]
         self.spans.append(Span(sequence.pages, sequence.length, suffix, nodes, write))
 
-    def named(self) -> list[int]:
-        """The rows whose tokens name guesses, and then, as many, the places of these."""
-        rows = [row for row, token in enumerate(self.tokens) if token < 0]
-        return [*rows, *(-1 - self.tokens[row] for row in rows)]
+    def borrowed(self) -> list[int]:
+        """The rows with tokens that stand in for guesses, and then, as many, the numbers of these."""
+        rows = [row for row, token in enumerate(self.tokens) if token < 0]  # see stand_in
+        return [*rows, *(_guess(self.tokens[row]) for row in rows)]
 
-    def settle(self, tokens: Tensor, named: Tensor) -> None:
-        """Put guesses in the place of tokens that name one. tokens: int64 [rows], or more, on the device; named: int64,
-        as `named` says, there too."""
-        if len(named) and self.guesses is not None:
-            ours, theirs = named.chunk(2)
+    def settle(self, tokens: Tensor, borrowed: Tensor) -> None:
+        """Put guesses in the place of tokens that stand in for them. tokens: int64 [rows], or more, on the device;
+        borrowed: int64, as `borrowed` says, there too."""
+        if len(borrowed) and self.guesses is not None:
+            ours, theirs = borrowed.chunk(2)
             tokens.index_copy_(0, ours, self.guesses.flatten().index_select(0, theirs))
 
     @staticmethod
@@ -170,6 +170,17 @@ class Batch:
             )
             for segment in segments
         ]
+
+
+def stand_in(guess: int) -> int:
+    """What stands for a token that only the device knows so far: the guess of this number of the step before, counted
+    row after row. It is below 0, and so no token."""
+    return -1 - guess
+
+
+def _guess(token: int) -> int:
+    """The number of the guess that this one stands for."""
+    return -1 - token
 
 
 def _asked(segment: Segment, sequence: Sequence, first: int) -> Asked:

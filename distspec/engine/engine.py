@@ -186,11 +186,11 @@ class Engine:
     @torch.inference_mode()
     def guess(self, segments: Seq[Segment], most: int, before: Guessing | None = None) -> Guessing:
         """As `step`, but for a drafter, and waits for nothing: at most `most` guesses after each row, as its acceptance
-        makes them. before: the step of guesses begun last, which need not have been read: tokens of nodes may name its
-        guesses, see Batch.
+        makes them. before: the step of guesses begun last, which need not have been read: for tokens of nodes its
+        guesses may stand in, see stand_in.
 
-        Whoever names tokens so says what they are once they are known (Sequence.name), before this step is read. No
-        slot whose rows are edited may, since edits look at tokens.
+        Whoever does that says what the tokens are once they are known (Sequence.name), before this step is read. No slot
+        whose rows are edited may, since edits look at tokens.
         """
         found = self._run(segments, guesses=before.tokens if before is not None else None)
         if not found:

@@ -66,7 +66,7 @@ class Graphs:
             for power in reversed(range(self.rows.bit_length()))
             for bucket in plans.buckets(1 << power, sizes.scratch)
         ]
-        room = max(4 * bucket.rows + len(plans.lay_out([], bucket)) for bucket in self._buckets)  # with what is named
+        room = max(4 * bucket.rows + len(plans.lay_out([], bucket)) for bucket in self._buckets)  # and what is borrowed
         self._buffer = torch.zeros(room + min(sizes.pages, _MOST_PAGES), dtype=torch.int64, device=device)
 
     @property
@@ -93,13 +93,13 @@ class Graphs:
             return None
         padding = [0] * (rows - len(batch.tokens))
         integers = [*batch.tokens, *padding, *batch.positions, *padding, *self._plans.lay_out(batch.spans, bucket)]
-        named = batch.named()
-        integers += named  # no plan reads so far
+        borrowed = batch.borrowed()
+        integers += borrowed  # no plan reads so far
         graph = self._graph(bucket) if len(integers) <= len(self._buffer) else None
         if graph is None:
             return None
         put(integers, self._buffer[: len(integers)])
-        batch.settle(self._buffer[:rows], self._buffer[len(integers) - len(named) : len(integers)])
+        batch.settle(self._buffer[:rows], self._buffer[len(integers) - len(borrowed) : len(integers)])
         self.last = bucket
         graph.replay()
         return self._logits[: len(batch.tokens)]

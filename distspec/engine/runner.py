@@ -69,7 +69,7 @@ class Runner:
             return partial(self._rows, logits)
         plan = self._attention.plan(batch.spans)
         tokens = self._integers(batch.tokens)
-        batch.settle(tokens, self._integers(batch.named()))
+        batch.settle(tokens, self._integers(batch.borrowed()))
         hidden = self.hidden(tokens, self._integers(batch.positions), plan)
         return lambda rows: self._model.logits(self._rows(hidden, rows))
 

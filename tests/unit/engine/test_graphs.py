@@ -13,7 +13,7 @@ from msgspec import structs
 
 from distspec import config
 from distspec.attention.triton import TritonBackend
-from distspec.engine import Engine, Segment
+from distspec.engine import Engine, Segment, stand_in
 from distspec.models import random_model
 from distspec.protocol.values import ROOT, Node, SamplingParams
 from tests.replays import Replays, Short
@@ -78,7 +78,7 @@ def guesses(engine: Engine) -> list[tuple[tuple[int, float], ...]]:
     slot = engine.open((), SamplingParams(max_tokens=1, seed=5), use_cache=False)
     engine.reserve(slot, 5)
     first = engine.guess([Segment(slot, (4, 9))], 3)
-    nodes = tuple(Node(id=id, parent=ROOT, token=token) for id, token in enumerate((-2, 7, -1)))
+    nodes = tuple(Node(id=id, parent=ROOT, token=token) for id, token in enumerate((stand_in(1), 7, stand_in(0))))
     second = engine.guess([Segment(slot, (), nodes)], 3, first)
     [[one], [three]] = first.read(), second.read()
     assert one.root is not None
