@@ -189,8 +189,8 @@ class Engine:
         makes them. before: the step of guesses begun last, which need not have been read: for tokens of nodes its
         guesses may stand in, see stand_in.
 
-        Whoever does that says what the tokens are once they are known (Sequence.name), before this step is read. No slot
-        whose rows are edited may, since edits look at tokens.
+        Whoever does that says what the tokens are once they are known (Sequence.name), before this step is read. Not in
+        slots whose rows are edited, since edits look at tokens.
         """
         found = self._run(segments, guesses=before.tokens if before is not None else None)
         if not found:
