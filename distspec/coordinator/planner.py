@@ -84,7 +84,7 @@ class Planner:
 
     def judged(self, kind: Kind, rank: int | None, children: int) -> None:
         """The walk passed a node with so many children, of which that of `rank` was right, or none."""
-        self._of(kind).observe(0, rank, children)
+        self._of(kind).observe(rank, children)
         self._judged[kind][rank, children] += 1
         self._seen += 1
         self._guesses += 1
@@ -129,7 +129,7 @@ class Planner:
         if result is not None:
             luck = Acceptance(self._of(kind).shares(), math.inf)
             for rank, children in result.judged.elements():
-                luck.observe(0, rank, children)
+                luck.observe(rank, children)
             now, lucky = (self._facts(odds, running, verifiers, drafters) for odds in (self._of(kind), luck))
             advisor.learn(result, now, lucky.odds)
         return advisor.advice or self._first(policies)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from distspec.curve import Curve
 from distspec.speculation.branches import Valuing, branch_verifying, branching
 from distspec.speculation.expected import Bush, Odds, survival, tau
 from distspec.speculation.load import Load
@@ -181,20 +180,3 @@ def _nodes(steps: int, topk: int, most: int) -> list[int]:
         return [steps] if steps <= most else []
     drafted = topk + (steps - 1) * topk * topk
     return sorted({min(n, drafted, most) for n in (4, 8, 16, 32, 64) if n >= steps})
-
-
-def admit(probabilities: Iterable[float], curve: Curve, base_rows: int, other_s: float = 0.0) -> float:
-    """The least path probability of a node that is worth its row, over all requests of a step.
-
-    probabilities: of the candidate nodes. base_rows: of the roots, one token each. other_s: seconds of a round
-    besides the step. Admitting the likeliest n yields base_rows + their sum tokens in curve(base_rows + n) + other_s;
-    returned is the probability of the last node of the best n, or infinity where none is worth it.
-    """
-    tokens, threshold = float(base_rows), math.inf
-    top = tokens / (curve(base_rows) + other_s)
-    for n, chance in enumerate(sorted(probabilities, reverse=True), start=1):
-        tokens += chance
-        value = tokens / (curve(base_rows + n) + other_s)
-        if value > top:
-            top, threshold = value, chance
-    return threshold

@@ -1,7 +1,7 @@
 """How many tokens are worth drafting, from the measured cost of wider steps and the acceptance seen.
 
 Knows one acceptance, that of a level, and learns none: whoever asks keeps it. `acceptance.py` is for those who must
-tell classes, depths and ranks apart. Drafting itself is taken as free, and nobody else is in the step: `cost.py` is for
+tell classes and ranks apart. Drafting itself is taken as free, and nobody else is in the step: `cost.py` is for
 those who know more. Does not know trees or policies.
 """
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distspec.speculation.acceptance import DEPTHS, HALF_LIFE, PRIOR, Acceptance
+from distspec.speculation.acceptance import HALF_LIFE, PRIOR, Acceptance
 
 ODDS = (0.8, 0.1, 0.03)
 
@@ -24,17 +24,15 @@ def drawn(rng: Random, odds: tuple[float, ...]) -> int | None:
     return None
 
 
-def watch(
-    learned: Acceptance, rng: Random, odds: tuple[float, ...], count: int, children: int = 3, depth: int = 0
-) -> None:
+def watch(learned: Acceptance, rng: Random, odds: tuple[float, ...], count: int, children: int = 3) -> None:
     for _ in range(count):
         rank = drawn(rng, odds)
-        learned.observe(depth, rank if rank is not None and rank < children else None, children)
+        learned.observe(rank if rank is not None and rank < children else None, children)
 
 
 def test_nothing_seen_is_the_prior() -> None:
-    assert Acceptance().shares() == Acceptance().shares(3) == pytest.approx(PRIOR)
-    assert Acceptance((0.6, 0.5, 1.0)).odds() == Acceptance((0.6, 0.5, 1.0)).odds(3) == pytest.approx((0.6, 0.2, 0.2))
+    assert Acceptance().shares() == pytest.approx(PRIOR)
+    assert Acceptance((0.6, 0.5, 1.0)).odds() == pytest.approx((0.6, 0.2, 0.2))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -55,9 +53,9 @@ def test_drift_is_followed(seed: int) -> None:
 def test_half_life() -> None:
     learned = Acceptance()
     for _ in range(20 * HALF_LIFE):
-        learned.observe(0, 0, 1)
+        learned.observe(0, 1)
     for _ in range(HALF_LIFE):
-        learned.observe(0, None, 1)
+        learned.observe(None, 1)
     assert learned.odds()[0] == pytest.approx(0.5, abs=0.01)
 
 
@@ -82,36 +80,22 @@ def test_without_forgetting_the_order_of_observations_does_not_count(seen: list[
     for order in (seen, seen[::-1]):
         learned = Acceptance(half_life=math.inf)
         for rank in order:
-            learned.observe(0, rank, 5)
+            learned.observe(rank, 5)
         known.append(learned.odds())
     assert known[0] == pytest.approx(known[1])
 
 
-def test_depths_are_told_apart_and_a_new_one_is_like_the_others() -> None:
-    rng, learned = Random(2), Acceptance()
-    for _ in range(1500):
-        watch(learned, rng, (0.9, 0.05, 0.01), 1, depth=0)
-        watch(learned, rng, (0.5, 0.2, 0.1), 1, depth=1)
-    assert learned.odds(0)[0] == pytest.approx(0.9, abs=0.05)
-    assert learned.odds(1)[0] == pytest.approx(0.5, abs=0.06)
-    assert learned.odds(2) == pytest.approx(learned.odds())
-    assert learned.table() == tuple(learned.odds(depth) for depth in range(DEPTHS))
-    watch(learned, rng, (0.2, 0.1, 0.1), 500, depth=100)
-    assert learned.odds(DEPTHS - 1)[0] == pytest.approx(learned.odds(1000)[0])
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 6), st.integers(0, 7)), max_size=200))
-def test_odds_are_odds(seen: list[tuple[int, int | None, int]]) -> None:
+@given(st.lists(st.tuples(st.none() | st.integers(0, 6), st.integers(0, 7)), max_size=200))
+def test_odds_are_odds(seen: list[tuple[int | None, int]]) -> None:
     learned = Acceptance()
     for one in seen:
         learned.observe(*one)
-    for odds in (learned.odds(), *learned.table()):
-        assert all(0 <= share <= 1 for share in odds)
-        assert sum(odds) <= 1 + 1e-9
+    assert all(0 <= share <= 1 for share in learned.odds())
+    assert sum(learned.odds()) <= 1 + 1e-9
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 4), st.integers(0, 5)), max_size=50))
-def test_being_asked_changes_nothing(seen: list[tuple[int, int | None, int]]) -> None:
+@given(st.lists(st.tuples(st.none() | st.integers(0, 4), st.integers(0, 5)), max_size=50))
+def test_being_asked_changes_nothing(seen: list[tuple[int | None, int]]) -> None:
     asked, silent = Acceptance(), Acceptance()
     for one in seen:
         asked.odds()
@@ -123,6 +107,6 @@ def test_being_asked_changes_nothing(seen: list[tuple[int, int | None, int]]) ->
 def test_counts_never_overflow_and_rescaling_changes_nothing() -> None:
     learned = Acceptance()
     for i in range(45 * HALF_LIFE):  # past 2**40
-        learned.observe(0, 0 if i % 4 else None, 1)
+        learned.observe(0 if i % 4 else None, 1)
     assert learned.odds()[0] == pytest.approx(0.75, abs=0.01)
-    assert learned.tried() == pytest.approx(HALF_LIFE / 0.693, rel=0.01)
+    assert learned.tried(0) == pytest.approx(HALF_LIFE / 0.693, rel=0.01)

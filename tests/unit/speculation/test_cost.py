@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distspec.curve import Curve
-from distspec.speculation.cost import admit, best, candidates, rate
+from distspec.speculation.cost import best, candidates, rate
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
 
@@ -259,29 +259,3 @@ def test_candidates_keep_within_their_bounds() -> None:
 def test_replicas_share_the_requests_of_plain_decoding() -> None:
     fleet = load(batch=8, verifiers=2, slope_s=1e-3)
     assert rate("ar", MOST, fleet, ((0.5,),)) == pytest.approx(8 / (TARGET_S + 3e-3))
-
-
-# -- admission -------------------------------------------------------------------------------------
-
-shares = st.lists(st.floats(0.001, 1), max_size=40, unique=True)
-costs = st.lists(st.floats(0, 0.01), min_size=2, max_size=5)
-
-
-@given(shares, costs, st.integers(1, 20), st.floats(0, 0.05))
-def test_no_other_number_of_nodes_yields_more(
-    chances: list[float], rises: list[float], roots: int, other: float
-) -> None:
-    curve = Curve([(2 ** (2 * i), 0.01 + sum(rises[: i + 1])) for i in range(len(rises))])
-
-    def value(some: list[float]) -> float:
-        return (roots + sum(some)) / (curve(roots + len(some)) + other)
-
-    ranked = sorted(chances, reverse=True)
-    threshold = admit(chances, curve, roots, other)
-    admitted = [chance for chance in chances if chance >= threshold]
-    assert value(admitted) == pytest.approx(max(value(ranked[:n]) for n in range(len(ranked) + 1)))
-
-
-def test_what_costs_nothing_is_admitted_and_what_costs_a_row_must_yield_one() -> None:
-    assert admit([0.9, 0.2, 0.01], Curve([(1, 1.0)]), 4) == 0.01
-    assert admit([0.9, 0.2], Curve([(1, 1.0), (2, 2.0)]), 4) == math.inf
