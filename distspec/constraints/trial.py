@@ -53,7 +53,8 @@ class Trials:
     """folder: of the model's tokenizer; vocab_size, stop_ids: as in grammar.Compiler. limit_s: for each constraint.
     retry_s: see RETRY_S.
 
-    Children start when there is something to try, at most CHILDREN at once. Every method may be called from any thread.
+    Children start when there is something to try, at most CHILDREN at once, and take seconds to load what they need.
+    Every method may be called from any thread.
     """
 
     def __init__(
@@ -74,6 +75,12 @@ class Trials:
         self._all: set[_Child] = set()
         self._known: OrderedDict[Constraint, _Verdict] = OrderedDict()
         self._waiting = 0
+
+    def start(self) -> None:
+        """The first child, ahead of time, so that nobody waits for what it loads."""
+        child = self._spawned()
+        with self._lock:
+            self._idle.append(child)
 
     def submit(self, constraint: Constraint) -> Future[None]:
         """Done when it is known that the constraint can be compiled, at once if it was before. Its exception is
@@ -140,6 +147,9 @@ class Trials:
                     return child
                 child.end()
                 self._all.discard(child)
+        return self._spawned()
+
+    def _spawned(self) -> _Child:
         child = _Child(self._arguments)
         with self._lock:
             self._all.add(child)
@@ -155,8 +165,9 @@ class _Verdict:
 
 
 class _Child:
+    """Returned at once, it loads what it needs by itself."""
+
     def __init__(self, arguments: list[str]) -> None:
-        """Returns when the child is ready. Raises Unavailable."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "distspec.constraints.trial", *arguments],
             stdin=subprocess.PIPE,
@@ -165,13 +176,12 @@ class _Child:
             bufsize=0,
             start_new_session=True,  # a group of its own, to end what it has forked with it
         )
-        try:
-            self._read(START_S)
-        except (TimeoutError, EOFError) as error:
-            raise Unavailable(f"constraints cannot be compiled: {error or 'the compiler does not start'}") from None
+        self._is_ready = False
 
     def ask(self, constraint: Constraint, limit_s: float) -> str | None:
-        """What is wrong with it, if anything. Raises TimeoutError or EOFError; the child is over then."""
+        """What is wrong with it, if anything. Raises TimeoutError or EOFError, or Unavailable for a child that does not
+        start; it is over then."""
+        self._wait_until_ready()
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([constraint.kind, constraint.text]).encode() + b"\n")
@@ -181,6 +191,15 @@ class _Child:
         # The child itself ends what takes too long; that it is late says that the host is busy.
         found: str | None = json.loads(self._read(limit_s + START_S))
         return found
+
+    def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        try:
+            self._read(START_S)
+        except (TimeoutError, EOFError) as error:
+            raise Unavailable(f"constraints cannot be compiled: {error or 'the compiler does not start'}") from None
+        self._is_ready = True
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -231,6 +250,8 @@ def main() -> None:
     from distspec.models.tokenizer import load_tokenizer_folder
 
     compiler = Compiler(load_tokenizer_folder(Path(folder)), int(vocab_size), json.loads(stop_ids))
+    # Strings of JSON are most of the work of whatever holds some, and what only a fork knows is gone with it.
+    compiler.compile(Constraint(kind="json_object"))
     if sys.platform == "linux":  # others do not say how large a process is
         size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))

@@ -35,6 +35,7 @@ class Ingress:
         tell()
         self._stack = AsyncExitStack()
         self._connection = await self._stack.enter_async_context(connection(config))
+        self._connection.service.prepare()
         heap.settle()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

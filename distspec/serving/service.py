@@ -83,6 +83,12 @@ class Service:
         self._trials = trials
         self._client = client
 
+    def prepare(self) -> None:
+        """Begin what takes seconds and only some requests need, so that the first of them does not wait for it. For
+        servers: most scripts end without such a request."""
+        if self._trials is not None:
+            self._trials.start()
+
     async def completion_jobs(self, request: CompletionRequest) -> list[Job]:
         """Jobs of each prompt in order, its n choices together. Raises InvalidField."""
         keep = sampling.prompt_room(request, self.limits)

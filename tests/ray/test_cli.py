@@ -76,6 +76,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def test_what_tries_constraints_is_there_before_anybody_asks(server: Server) -> None:
+    assert any("distspec.constraints.trial" in line for line in marked(server.mark))
+
+
 def test_it_answers_in_english(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "temperature": 0}, timeout=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import time
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from distspec.constraints.trial import CHILDREN, MAX_WAITING, Trials
+from distspec.constraints import Compiler
+from distspec.constraints.trial import CHILDREN, MAX_WAITING, Trials, main
 from distspec.errors import BadConstraint, Overloaded, Unavailable
 from distspec.protocol.values import Constraint
 from tests.spelling import end_id, tokenizer, vocab_size
@@ -107,6 +109,55 @@ def test_more_than_can_be_tried_soon_are_refused_and_what_is_known_is_not(folder
     assert all(isinstance(one.exception(120), BadConstraint) for one in slow)
     made.submit(Constraint(kind="regex", text="room again")).result(120)
     made.close()
+
+
+def test_a_child_that_is_started_ahead_is_the_one_that_is_asked(folder: Path) -> None:
+    made = Trials(folder, vocab_size(), [end_id()])
+    made.start()
+    [child] = made._all
+    assert made.submit(GOOD).result(120) is None
+    assert made._all == {child}
+    made.close()
+
+
+def test_what_is_being_started_holds_up_no_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start takes seconds, a script that only ends does not wait for them."""
+    monkeypatch.setattr("distspec.constraints.trial.sys.executable", _sleeper(folder))
+    made = Trials(folder, vocab_size(), [end_id()])
+    made.start()
+    waits = made.submit(GOOD)
+    made.close()
+    with pytest.raises(Unavailable):
+        waits.result(0)
+
+
+def _sleeper(folder: Path) -> str:
+    """A program that says nothing for longer than a test may take."""
+    path = folder / "sleeper"
+    path.write_text("#!/bin/sh\nexec sleep 10000\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_json_shares_is_compiled_before_anything_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each trial is a fork, and what only a fork has worked out is gone with it: strings are most of the work."""
+    compiled = []
+    own = Compiler.compile
+
+    def recorded(self: Compiler, constraint: Constraint) -> object:
+        compiled.append((constraint.kind, capsys.readouterr().out))
+        return own(self, constraint)
+
+    monkeypatch.setattr(Compiler, "compile", recorded)
+    monkeypatch.setattr("sys.argv", ["trial", str(folder), str(vocab_size()), json.dumps([end_id()]), "3.0"])
+    monkeypatch.setattr("sys.stdin", [])
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    main()
+    assert compiled == [("json_object", "")]
+    assert capsys.readouterr().out == "\n"
 
 
 def test_a_child_that_dies_is_replaced(trials: Trials) -> None:
