@@ -35,9 +35,12 @@ def serve(
     began = time.perf_counter()
     _say(f"starting fleet {settings.name} ({settings.model.name}) and an HTTP server ...")
 
-    from distspec.serving.cluster import cluster
+    from distspec.serving.cluster import cluster, whose
     from distspec.serving.ingress import serving
+    from distspec.serving.listen import refuse_taken
 
+    if whose(address) == "local":  # elsewhere Serve may run already, and hold the port itself
+        refuse_taken(settings.server.host, settings.server.port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with _until_interrupted(), cluster(address), serving(settings):
         _say(_ready(settings, time.perf_counter() - began))

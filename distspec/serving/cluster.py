@@ -17,6 +17,11 @@ from distspec.workers.names import COORDINATOR, NAMESPACE, actor_name
 from distspec.workers.reach import refuse_unreachable
 
 
+def whose(address: str | None) -> str:
+    """The address of the cluster that `cluster` would join, or "local" for one of its own."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[None]:
     """Ray, for as long as the context lasts.
@@ -28,7 +33,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    there = address or os.environ.get("RAY_ADDRESS") or "local"
+    there = whose(address)
     if there != "local":
         refuse_unreachable(there)
     try:

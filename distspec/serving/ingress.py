@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
 from distspec import heap
-from distspec.config import Config, check_served, load
+from distspec.config import Config, Server, check_served, load
 from distspec.errors import FleetError, InvalidValue, UnknownKey
 from distspec.serving.connect import check_models, connection, launch
 from distspec.serving.http import create_app
@@ -79,28 +81,45 @@ def application(config: Config) -> serve.Application:
 def serving(config: Config) -> Iterator[None]:
     """The application on config.server's host and port, for as long as the context lasts. Ray must be initialised.
 
-    The fleet is launched from here while Serve starts, so that what is wrong with it is raised as itself:
+    The fleet is launched from here while the replica starts, so that what is wrong with it is raised as itself:
     ConfigError, ModelNotFound or FleetError.
     """
     check_served(config)
     check_models(config)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.server.host, port=config.server.port)
-    launcher = ThreadPoolExecutor(1)
-    launching = launcher.submit(launch, config)
-    try:
+    with _told_of_serve():
         serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=options, logging_config=quiet)
+        _refuse_elsewhere(config.server)
         target = serve.RunTarget(application(config), name=config.name, route_prefix="/", logging_config=quiet)
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-        handle = launching.result()
-        try:
+    try:
+        # In this thread: one that is left behind by an interrupt would have Ray start anew, once it is gone.
+        with closing(launch(config)):
             _wait_until_running(config.name)
             yield
-        finally:
-            serve.delete(config.name)
-            handle.close()
     finally:
-        launcher.shutdown(wait=False)
+        serve.delete(config.name)
+
+
+@contextmanager
+def _told_of_serve() -> Iterator[None]:
+    """What Serve refuses within is a FleetError: that a port is taken, or the path of the application."""
+    try:
+        yield
+    except (RayError, RayServeException, TimeoutError) as error:
+        raise FleetError(f"Ray Serve: {getattr(error, 'cause', error)}") from None
+
+
+def _refuse_elsewhere(wanted: Server) -> None:
+    """Where Serve runs already, it listens where it does: it takes no other address. Raises InvalidValue."""
+    client = _get_global_client()
+    assert client is not None
+    found = client.http_config
+    for name in ("host", "port"):
+        ours, theirs = getattr(wanted, name), getattr(found, name)
+        if ours != theirs:
+            raise InvalidValue(f"server.{name}", ours, f"{theirs}: Ray Serve runs on this cluster already, with that")
 
 
 def _wait_until_running(name: str) -> None:

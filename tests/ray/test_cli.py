@@ -80,6 +80,26 @@ def test_what_tries_constraints_is_there_before_anybody_asks(server: Server) -> 
     assert any("distspec.constraints.trial" in line for line in marked(server.mark))
 
 
+def test_a_second_server_is_refused_by_what_is_taken_and_the_first_goes_on(server: Server) -> None:
+    """Its port on this machine; on the same cluster, another port than Serve's, and Serve's path."""
+    port = server.url.rpartition(":")[2]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [*DISTSPEC, "serve", "--port", port]
+    here = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
+    elsewhere = server.run("serve", "--port", "9", "name=second")
+    path = server.run("serve", "--port", port, "name=second")
+    for done, says, status in (
+        (here, f"server.port: got {port}, need a free one on 127.0.0.1", 2),
+        (elsewhere, f"server.port: got 9, need {port}", 2),
+        (path, 'Prefix / is being used by application "local"', 1),
+    ):
+        assert done.returncode == status, done.stderr
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+    assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "ok"}
+    assert "second" not in server.run("status").stderr
+
+
 def test_it_answers_in_english(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "temperature": 0}, timeout=120)
