@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
@@ -42,7 +42,10 @@ def serve(
     if whose(address) == "local":  # elsewhere Serve may run already, and hold the port itself
         refuse_taken(settings.server.host, settings.server.port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with _until_interrupted(), cluster(address), serving(settings):
+    with _Interruption() as interruption, ExitStack() as stack:
+        with interruption.held_back():
+            stack.enter_context(cluster(address))
+        stack.enter_context(serving(settings))
         _say(_ready(settings, time.perf_counter() - began))
         threading.Event().wait()
 
@@ -59,22 +62,39 @@ def _ready(config: Config, seconds: float) -> str:
     )
 
 
-@contextmanager
-def _until_interrupted() -> Iterator[None]:
+class _Interruption(AbstractContextManager["_Interruption"]):
     """The first SIGINT or SIGTERM ends the block, whatever it does; later ones do not disturb its cleaning up."""
-    interrupted = False
 
-    def stop(*_: object) -> None:
-        nonlocal interrupted
-        if not interrupted:
-            interrupted = True
-            _say("stopping ...")
+    def __init__(self) -> None:
+        self._came = self._is_held = False
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is KeyboardInterrupt
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """The first one waits until this ends; a second one does not. For Ray's start: torn off, it leaves processes
+        for a minute, and this one crashes when it ends."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._came:
             raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    with suppress(KeyboardInterrupt):
-        yield
+    def _stop(self, *_: object) -> None:
+        is_first, self._came = not self._came, True
+        if is_first:
+            _say("stopping ...")
+        if is_first != self._is_held:
+            self._is_held = False
+            raise KeyboardInterrupt
 
 
 def _say(text: str) -> None:
