@@ -111,7 +111,8 @@ class Context:
 
     @property
     def acceptance(self) -> float:
-        """How often a level of drafts holds the right token if those above it did; from a prior of ten levels.
+        """How often the right token is among the guesses of a level that are judged, if those above were right; from a
+        prior of ten levels.
 
         One number over all requests and the whole term: what the fleet is told, and how deep `speculation.length` goes
         where nothing else says it. `Planner.odds` cannot be that: it tells classes and ranks apart and forgets, so that
@@ -120,7 +121,7 @@ class Context:
         return self._kept / self._tried
 
     def learn(self, *, tried: int, kept: int) -> None:
-        """Levels of drafts that the walk reached, and in how many of them it kept one, of whatever rank."""
+        """Levels of drafts that the walk reached, and in how many of them it kept one of the ranks that are judged."""
         self._tried += tried
         self._kept += kept
 

@@ -50,7 +50,7 @@ def advance(ctx: Context, request: Request) -> bool:
         if step is None:
             break
         is_drafted = step.node is not None
-        ctx.learn(tried=step.children > 0, kept=is_drafted)
+        ctx.learn(tried=step.children > 0, kept=step.rank is not None and step.rank < ctx.settings.topk)
         if step.children:
             ctx.planner.judged(choosing.kind(request), step.rank, step.children)
         ctx.notes += request.commit(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distspec.protocol.messages import Draft
-from tests.machines import Bench, submit, verdict
+from tests.machines import Bench, drafted, started, submit, verdict
 
 
 def test_a_round_is_as_deep_as_asked_configured_or_worth_it() -> None:
@@ -23,3 +23,19 @@ def test_a_round_is_as_deep_as_asked_configured_or_worth_it() -> None:
     assert levels(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
     table = ((1, 4), (3, 2))
     assert [levels(None, table, running=n) for n in (1, 2, 3, 4)] == [4, 2, 2, 2]
+
+
+def test_acceptance_is_of_the_guesses_that_are_judged() -> None:
+    """Not of those that only made an outcome foreseen: a chain is as long as its own nodes are right."""
+
+    def acceptance(topk: int) -> float:
+        bench = started("ssd", "draft", topk=topk, nodes=2)
+        bench.handle(verdict("decode", 1, 8))
+        bench.handle(drafted(2, 9, 10, parents=(-1, -1)))
+        bench.handle(drafted(4, 9, 10, 11, parents=(-1, -1, 1)))
+        before: float = bench.machine.snapshot()["acceptance"]
+        bench.handle(verdict("decode", 3, 10))
+        after: float = bench.machine.snapshot()["acceptance"]
+        return after - before
+
+    assert acceptance(topk=1) < 0 < acceptance(topk=2)
