@@ -31,9 +31,8 @@ def tune(ctx: Context, request: Request) -> bool:
     usable = [name for name in names if not local or name in ("ar", "sd")] if has_drafter(ctx, request) else ["ar"]
     targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
     drafters = 0 if local else max(1, len(ctx.credits.role("draft")))
-    running = len(ctx.requests) - len(ctx.queue)
     tokens = ctx.counters["tokens"]
-    advice = ctx.planner.advise(kind(request), running, targets, drafters, usable, ctx.now, tokens)
+    advice = ctx.planner.advise(kind(request), running(ctx), targets, drafters, usable, ctx.now, tokens)
     since = request.emitted - request.tuned
     if advice.policy == "ar" and len(usable) > 1:
         is_probing = request.advice is not None and request.advice == ctx.planner.probe(usable)
@@ -69,12 +68,26 @@ def steps(ctx: Context, request: Request) -> int:
     """Drafted levels of a round."""
     asked = request.steps or ctx.settings.steps
     if isinstance(asked, tuple):
-        running = len(ctx.requests) - len(ctx.queue)
-        asked = next((levels for most, levels in asked if running <= most), asked[-1][1])
+        asked = next((levels for most, levels in asked if running(ctx) <= most), asked[-1][1])
     if asked is not None:
         return min(asked, ctx.settings.room)
+    return worth(ctx, request, MAX_STEPS)
+
+
+def worth(ctx: Context, request: Request, most: int) -> int:
+    """Drafts of a chain that are worth their rows, if drafting them costs nothing; at most so many. All requests share
+    the steps of targets alike; but a lease is told its depth once, and rounds of different depths would be apart, so
+    the load of that moment is not asked there."""
     assert request.home is not None
-    return best_length(ctx.credits.workers[request.home].curve, ctx.acceptance, min(MAX_STEPS, ctx.settings.room))
+    curve = ctx.credits.workers[request.home].curve
+    targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
+    sharing = 1.0 if ctx.settings.local_drafts else max(1.0, running(ctx) / max(1, targets))
+    return best_length(lambda rows: curve(rows * sharing), ctx.acceptance, min(most, ctx.settings.room))
+
+
+def running(ctx: Context) -> int:
+    """Requests that have a worker."""
+    return len(ctx.requests) - len(ctx.queue)
 
 
 def odds(ctx: Context, request: Request) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distspec.protocol.messages import Draft
+from distspec.protocol.messages import Draft, Lease
 from tests.machines import Bench, drafted, started, submit, verdict
 
 
@@ -23,6 +23,23 @@ def test_a_round_is_as_deep_as_asked_configured_or_worth_it() -> None:
     assert levels(None, None, step_cost=(1.0, 2.0, 4.0)) == 1
     table = ((1, 4), (3, 2))
     assert [levels(None, table, running=n) for n in (1, 2, 3, 4)] == [4, 2, 2, 2]
+
+
+def test_the_more_requests_share_a_step_the_fewer_drafts_are_worth_their_rows() -> None:
+    def levels(running: int, targets: int = 1, local: bool = False) -> int:
+        bench = Bench("draft", steps=None, local_drafts=local)
+        for i in range(targets):
+            bench.join(f"decode{i}", step_cost=(1.0, 1.0, 1.0, 1.1, 1.3), slots=16, drafts=local)
+        for i in range(running):
+            bench.handle(submit((5, 6, i), key=f"{i}", policy="sd", max_tokens=50))
+        commands = bench.handle(verdict("decode0", 1, 8))
+        shapes = (message.shape for _, message in commands if isinstance(message, Draft | Lease))
+        return next(shape.steps for shape in shapes if shape is not None)
+
+    alone, four, twelve = levels(1), levels(4), levels(12)
+    assert alone > four > twelve
+    assert levels(4, targets=4) == alone
+    assert levels(12, local=True) == alone  # or leases that began under another load would be in rounds of their own
 
 
 def test_acceptance_is_of_the_guesses_that_are_judged() -> None:
