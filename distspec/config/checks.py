@@ -77,7 +77,8 @@ def _check_sizes(spec: Speculation, room: int) -> None:
         if judged - 1 < most:
             need = f">= {most + 1}: the root and the {most} nodes of a path of num_speculative_tokens"
             raise InvalidValue("speculation.num_draft_tokens", judged, need)
-        if most and judged - 1 > _tree_nodes(most, spec.topk):
+        drafts_ahead = spec.placement == "pool" and not set(spec.allowed_policies) <= set(LOCAL_POLICIES)
+        if most and not drafts_ahead and judged - 1 > _tree_nodes(most, spec.topk):
             need = f"at most {_tree_nodes(most, spec.topk) + 1}, all that {most} levels of topk {spec.topk} have"
             raise InvalidValue("speculation.num_draft_tokens", judged, need)
     live = spec.max_live_nodes

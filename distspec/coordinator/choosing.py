@@ -17,6 +17,9 @@ from distspec.speculation.sizes import Sizes
 MAX_STEPS = 8
 """Most drafted levels of a round when their number follows the measured cost."""
 
+MOST_NODES = 15
+"""Most nodes of a chain that nobody has sized: with the root the widest step that workers have timed when they join."""
+
 
 def tune(ctx: Context, request: Request) -> bool:
     """Take the policy and sizes that are best now, for a request that leaves the choice. True if they changed.
@@ -51,7 +54,7 @@ def sizes(ctx: Context, request: Request) -> Sizes:
     if request.advice is not None:
         return request.advice.sizes
     levels, live = steps(ctx, request), settings.max_live_nodes
-    nodes = settings.nodes or (levels if settings.topk == 1 else live)
+    nodes = settings.nodes or (max(levels, worth(ctx, request, MOST_NODES)) if settings.topk == 1 else live)
     return Sizes(
         steps=levels,
         topk=settings.topk,

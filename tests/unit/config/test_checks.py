@@ -7,12 +7,16 @@ import pytest
 from distspec.config import check_served, load
 from distspec.errors import ConfigError, InvalidValue
 
+SHALLOW = ("speculation.num_speculative_tokens=2", "speculation.num_draft_tokens=9")
+"""More nodes to judge than so many levels have."""
+
 
 @pytest.mark.parametrize(
     ("overrides", "field"),
     [
         (["speculation.num_speculative_tokens=4", "speculation.num_draft_tokens=4"], "num_draft_tokens"),
-        (["speculation.num_speculative_tokens=2", "speculation.num_draft_tokens=9"], "num_draft_tokens"),
+        ([*SHALLOW, "speculation.placement=local"], "num_draft_tokens"),
+        ([*SHALLOW, "speculation.allowed_policies=[sd]"], "num_draft_tokens"),
         (["speculation.topk=2", "speculation.num_draft_tokens=80"], "num_draft_tokens"),
         (["speculation.num_speculative_tokens={}"], "num_speculative_tokens"),
         (["speculation.num_speculative_tokens={8: 65}"], "num_speculative_tokens"),
@@ -74,6 +78,7 @@ def test_local_drafters_with_a_model_can_be_weighed(acceptance: str, drafter: st
 def test_sizes_that_fit_are_taken() -> None:
     tree = ["speculation.topk=2", "speculation.num_speculative_tokens=3", "speculation.num_draft_tokens=11"]
     assert load("local", tree).speculation.num_draft_tokens == 11
+    assert load("local", list(SHALLOW)).speculation.num_draft_tokens == 9  # `ssd` drafts deeper ahead
     table = load("local", ["speculation.num_speculative_tokens={8: 4, 64: 1}"]).speculation.num_speculative_tokens
     assert table == {8: 4, 64: 1}
 

@@ -1,10 +1,12 @@
-"""What a request is to do: how deep its rounds are."""
+"""What a request is to do: how deep its rounds are, and how many nodes they judge."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from distspec.protocol.messages import Draft, Lease
+import pytest
+
+from distspec.protocol.messages import Draft, Extend, Lease
 from tests.machines import Bench, drafted, started, submit, verdict
 
 
@@ -40,6 +42,30 @@ def test_the_more_requests_share_a_step_the_fewer_drafts_are_worth_their_rows() 
     assert alone > four > twelve
     assert levels(4, targets=4) == alone
     assert levels(12, local=True) == alone  # or leases that began under another load would be in rounds of their own
+
+
+@pytest.mark.parametrize(
+    ("step_cost", "settings", "judged"),
+    [
+        ((), {}, 5),  # rows cost nothing
+        ((1.0, 1.0, 1.0, 1.0, 1.0), {}, 5),
+        ((1.0, 1.3, 2.0, 4.0, 8.0), {}, 2),  # no more than a round drafts that waits for its draft
+        ((), {"nodes": 3}, 3),  # as configured
+        ((), {"room": 4}, 4),
+    ],
+)
+def test_what_was_foreseen_is_judged_as_deep_as_its_rows_are_worth(
+    step_cost: tuple[float, ...], settings: dict[str, int], judged: int
+) -> None:
+    """It is drafted already, so a round may be deeper than one that has to wait for its draft."""
+    bench = Bench("draft", steps=2, **{"room": 16, **settings})
+    bench.join("decode", step_cost=step_cost)
+    bench.handle(submit(policy="ssd"))
+    bench.handle(verdict("decode", 1, 8))
+    bench.handle(drafted(2, 9, 10))
+    bench.handle(drafted(4, *range(9, 16)))
+    commands = bench.handle(verdict("decode", 3, 9, (2, 10)))
+    assert [len(message.nodes) for _, message in commands if isinstance(message, Extend)] == [judged]
 
 
 def test_acceptance_is_of_the_guesses_that_are_judged() -> None:
