@@ -36,18 +36,17 @@ def visible(span: Span, row: int) -> list[int]:
 def by_the_book(
     spans: list[Span], page_size: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """One row and one head at a time, in float64; keys, values: [locations, kv_heads, dim], already written. Values
-    may have dimensions of their own."""
-    rows, heads, dim = q.shape
-    group = heads // keys.shape[1]
-    out = torch.empty(rows, heads, values.shape[2], dtype=torch.float64)
+    """One row at a time, in float64; keys, values: [locations, kv_heads, dim], already written. Values may have
+    dimensions of their own."""
+    rows, _, dim = q.shape
+    groups = q.double().view(rows, keys.shape[1], -1, dim)
+    out = torch.empty(*groups.shape[:3], values.shape[2], dtype=torch.float64)
     at = 0
     for span in spans:
         for row in range(span.rows):
             where = [location(span, index, page_size) for index in visible(span, row)]
-            for head in range(heads):
-                k, v = keys[where, head // group].double(), values[where, head // group].double()
-                out[at, head] = (k @ q[at, head].double() * dim**-0.5).softmax(0) @ v
+            weights = (torch.einsum("hgd,khd->hgk", groups[at], keys[where].double()) * dim**-0.5).softmax(-1)
+            out[at] = torch.einsum("hgk,khd->hgd", weights, values[where].double())
             at += 1
     return out.flatten(1)
 
