@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import ray
 
 from distspec.errors import FleetError
+from distspec.serving.signals import held_back
 from distspec.workers.names import COORDINATOR, NAMESPACE, actor_name
 from distspec.workers.reach import refuse_unreachable
 
@@ -37,12 +38,15 @@ def cluster(address: str | None = None) -> Iterator[None]:
     if there != "local":
         refuse_unreachable(there)
     try:
-        ray.init(
-            address=there,
-            include_dashboard=False if there == "local" else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        # Torn off, it leaves processes for a minute, and this one crashes when it ends. It also takes SIGTERM for
+        # itself, by which it ends this process with a native stack trace, its cluster left behind.
+        with held_back():
+            ray.init(
+                address=there,
+                include_dashboard=False if there == "local" else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         hint = "" if "RAY_AUTH_MODE" in os.environ else " (if it wants a token: RAY_AUTH_MODE=token, see Ray's docs)"
         raise FleetError(f"Ray at {address or 'this machine'}: {error}{hint}") from None
@@ -63,4 +67,5 @@ def only_fleet() -> str:
     )
     if len(fleets) == 1:
         return fleets[0]
-    raise FleetError(f"name one of the fleets: {', '.join(fleets)}" if fleets else "no fleet runs on this Ray cluster")
+    several = f"several fleets run on this Ray cluster, --name one of them: {', '.join(fleets)}"
+    raise FleetError(several if fleets else "no fleet runs on this Ray cluster")

@@ -21,6 +21,14 @@ import pytest
 
 pytestmark = [pytest.mark.needs("model", "linux"), pytest.mark.timeout(600)]
 
+CLUSTER = """
+from distspec.cli.serve import _until_interrupted
+from distspec.serving.cluster import cluster
+import time
+with _until_interrupted(), cluster():
+    print("up", flush=True)
+    time.sleep(100)
+"""
 DISTSPEC = [sys.executable, "-c", "from distspec.cli import main; main()"]
 
 
@@ -49,6 +57,14 @@ def marked(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def wait_until_gone(mark: str) -> None:
+    for _ in range(600):
+        if not (left := marked(mark)):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still running: {left}")
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +178,32 @@ def test_status_and_trace(server: Server, tmp_path: Path) -> None:
     assert names >= {"prefill", "decode"}
 
 
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGINT, "while Ray starts"), (signal.SIGINT, "later"), (signal.SIGTERM, "later")]
+)
+def test_a_signal_ends_a_cluster_of_ones_own_whole(number: signal.Signals, when: str) -> None:
+    """Ray's own handler of SIGTERM would end the process in the midst of things; while Ray starts, it does."""
+    mark = uuid.uuid4().hex
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", CLUSTER]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**environment, "DISTSPEC_TEST_MARK": mark}
+    ) as process:
+        assert process.stdout is not None
+        if when == "later":
+            process.stdout.readline()
+        while len(marked(mark)) < 2:  # the first of Ray's own
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 0
+    wait_until_gone(mark)
+
+
 def test_ctrl_c_leaves_nothing_behind(server: Server) -> None:
     """Runs last: it ends the server."""
     assert any("raylet" in line for line in marked(server.mark))
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(timeout=60) == 0, server.log.read_text()
     assert "Traceback" not in server.log.read_text()
-    for _ in range(600):
-        if not (left := marked(server.mark)):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"still running: {left}")
+    wait_until_gone(server.mark)

@@ -1,4 +1,4 @@
-"""How `distspec serve` ends: by the first signal, once, wherever that finds it."""
+"""How `distspec serve` ends: by the first signal, once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distspec.cli.serve import _Interruption
+from distspec.cli.serve import _until_interrupted
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -22,7 +22,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_block_and_is_said(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
-    with _Interruption():
+    with _until_interrupted():
         signal.raise_signal(number)
         pytest.fail("went on")
     assert capsys.readouterr().err == "stopping ...\n"
@@ -30,7 +30,7 @@ def test_a_signal_ends_the_block_and_is_said(number: signal.Signals, capsys: pyt
 
 def test_later_signals_do_not_disturb_what_cleans_up(capsys: pytest.CaptureFixture[str]) -> None:
     cleaned = False
-    with _Interruption():
+    with _until_interrupted():
         try:
             signal.raise_signal(signal.SIGINT)
         finally:
@@ -39,33 +39,3 @@ def test_later_signals_do_not_disturb_what_cleans_up(capsys: pytest.CaptureFixtu
             cleaned = True
     assert cleaned
     assert capsys.readouterr().err == "stopping ...\n"
-
-
-def test_a_signal_waits_for_what_must_not_be_torn_off(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = False
-    with _Interruption() as interruption:
-        with interruption.held_back():
-            signal.raise_signal(signal.SIGINT)
-            whole = capsys.readouterr().err == "stopping ...\n"
-        pytest.fail("went on")
-    assert whole
-
-
-def test_a_second_signal_does_not_wait() -> None:
-    with _Interruption() as interruption, interruption.held_back():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("went on")
-
-
-def test_without_a_signal_all_goes_on() -> None:
-    with _Interruption() as interruption:
-        with interruption.held_back():
-            pass
-        with pytest.raises(ValueError, match="of its own"):
-            raise ValueError("of its own")
-
-
-def test_errors_of_the_block_are_raised() -> None:
-    with pytest.raises(ValueError, match="of its own"), _Interruption():
-        raise ValueError("of its own")
