@@ -7,6 +7,8 @@ with the commands that need them, so that `--help` and `check` answer at once.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -26,6 +28,21 @@ app.command()(inspect.trace)
 app.command()(inspect.replay)
 app.command()(inspect.check)
 app.add_typer(bench.app, name="bench")
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(version("distspec"))
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    is_asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What every command takes; it is done by its callback."""
 
 
 def main() -> None:

@@ -31,12 +31,18 @@ def generate(
     overrides: Overrides = None,
 ) -> None:
     """Generate one answer with a fleet of its own, or with the one that runs at --address."""
+    from distspec.serving.cluster import whose
     from distspec.serving.fleet import Fleet
+    from distspec.workers.logs import tell
 
+    tell()
     asked = {"policy": policy, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     params: Params = {name: value for name, value in asked.items() if value is not None}  # type: ignore[assignment]
     text: Prompt = [{"role": "user", "content": prompt}] if chat else prompt
-    with _stdout_to_ourselves() as out, Fleet(config, overrides or (), address=address) as fleet:
+    made = Fleet(config, overrides or (), address=address)
+    if whose(address) == "local":
+        print(f"starting fleet {made.config.name}; --address auto asks one that runs already ...", file=sys.stderr)
+    with _stdout_to_ourselves() as out, made as fleet:
         if as_json:
             _print_json(fleet, text, params, out)
         else:

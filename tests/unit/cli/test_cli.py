@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,8 @@ def test_a_bench_of_what_there_is_not_is_refused(args: list[str], says: str) -> 
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["serve", "--help"], ["generate", "--help"], ["trace", "--help"], ["check", "local"]]
+    "args",
+    [["--help"], ["--version"], ["serve", "--help"], ["generate", "--help"], ["trace", "--help"], ["check", "local"]],
 )
 def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
     code = (
@@ -117,6 +119,12 @@ def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
     )
     done = run(*args, code=code)
     assert "heavy: []" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = run("--version")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{version('distspec')}\n"
 
 
 def test_importing_the_package_is_light() -> None:
