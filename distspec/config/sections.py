@@ -102,7 +102,8 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     num_speculative_tokens: drafted levels of a round (SGLang's num_steps), or a table of them by the number of
     running requests, `{8: 4, 64: 1}`; None follows the measured cost of wider steps. topk: guesses per node that
     are judged; num_draft_tokens: most nodes judged in a round, the root counted (None: of a chain as many as are worth
-    their rows, where more is drafted ahead than num_speculative_tokens; of a tree max_live_nodes).
+    their rows, where more is drafted ahead than num_speculative_tokens; of a tree max_live_nodes, and with the root no
+    more than engine.max_scratch_nodes).
     tree: `dynamic` compares nodes by the drafter's confidence, `static` by how often guesses of a rank are right.
     lookahead: drafter steps of one growth while a verification is on its way, and nodes per submission of `dsi`.
     branch_topk, branch_width: guesses per node, and nodes expanded per drafter step, where `ssd` and `bvsp` branch;

@@ -54,11 +54,10 @@ def sizes(ctx: Context, request: Request) -> Sizes:
     if request.advice is not None:
         return request.advice.sizes
     levels, live = steps(ctx, request), settings.max_live_nodes
-    nodes = settings.nodes or (max(levels, worth(ctx, request, MOST_NODES)) if settings.topk == 1 else live)
     return Sizes(
         steps=levels,
         topk=settings.topk,
-        nodes=min(max(nodes, request.steps or 0), settings.room),
+        nodes=min(max(judged(ctx, request, levels), request.steps or 0), settings.room),
         lookahead=settings.lookahead,
         branch_topk=max(settings.branch_topk, settings.topk),
         branch_width=settings.branch_width,
@@ -75,6 +74,17 @@ def steps(ctx: Context, request: Request) -> int:
     if asked is not None:
         return min(asked, ctx.settings.room)
     return worth(ctx, request, MAX_STEPS)
+
+
+def judged(ctx: Context, request: Request, levels: int) -> int:
+    """Most nodes of a round of so many drafted levels: as configured; of a chain, all that are worth their rows; of a
+    tree, max_scratch_nodes with the root, since 64 rows have a graph and 65 take one of 128."""
+    settings = ctx.settings
+    if settings.nodes is not None:
+        return settings.nodes
+    if settings.topk == 1:
+        return max(levels, worth(ctx, request, MOST_NODES))
+    return max(levels, min(settings.max_live_nodes, settings.room - 1))
 
 
 def worth(ctx: Context, request: Request, most: int) -> int:

@@ -31,9 +31,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     steps: drafted levels of a round (num_speculative_tokens), or a table of them as (most requests that run, steps) in
     ascending order; None: from the measured step cost.
     topk, lookahead, branch_topk, branch_width, branch_nodes, max_live_nodes: as in `Sizes`. nodes None: of a
-    chain steps, or more where more is drafted and worth its rows; of a tree max_live_nodes. room: most scratch nodes of
-    a request on a worker. static: trees are ranked by how often guesses of each rank were right, not by the drafter's
-    confidence. quick: there is a fallback drafter. synthetic: tokens are made up.
+    chain steps, or more where more is drafted and worth its rows; of a tree max_live_nodes, and with the root no more
+    than room. room: most scratch nodes of a request on a worker. static: trees are ranked by how often guesses of each
+    rank were right, not by the drafter's confidence. quick: there is a fallback drafter. synthetic: tokens are made up.
     """
 
     policy: str = "sd"

@@ -82,3 +82,15 @@ def test_acceptance_is_of_the_guesses_that_are_judged() -> None:
         return after - before
 
     assert acceptance(topk=1) < 0 < acceptance(topk=2)
+
+
+@pytest.mark.parametrize(("settings", "judged"), [({}, 7), ({"nodes": 8}, 8)])
+def test_a_tree_that_nobody_has_sized_has_no_more_rows_than_scratch_has_nodes(
+    settings: dict[str, int], judged: int
+) -> None:
+    """The root counted: one more row than a power of two pays for twice as many."""
+    bench = started("sd", "draft", topk=2, steps=3, room=8, **settings)
+    bench.handle(verdict("decode", 1, 8))
+    commands = bench.handle(drafted(2, *range(9, 19), parents=(-1, -1, 0, 0, 1, 1, 2, 2, 3, 3)))
+    [message] = [message for _, message in commands if isinstance(message, Extend)]
+    assert len(message.nodes) == judged
