@@ -22,7 +22,7 @@ from distspec.sim.timed import Load, TimedWorld
 BOUND_MS = 1.0
 EVENTS: dict[type, str] = {Verdict: "verdict", Drafted: "drafted"}
 SETTINGS = Settings(policy="ssd", steps=6, lookahead=7, branch_width=24, max_live_nodes=600, room=600)
-"""Verdicts of 7 nodes; two drafts for each, which fill a tree of 600."""
+"""Verdicts of up to 16 nodes; two drafts for each, which fill a tree of 600."""
 
 _CURVES, _LOAD = "h200-32b-0.6b", Load(batch=1, odds=(0.8, 0.1, 0.03))
 
