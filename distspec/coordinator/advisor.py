@@ -270,7 +270,7 @@ def _differ(one: float, other: float) -> bool:
 def _beside(advice: Advice, most: Sizes) -> Iterator[Advice]:
     """Twice and half of each size that matters, for policies whose sizes do not follow from one; and a guess more or
     less for each node: with fewer, a tree that may have only so many nodes is deeper."""
-    if advice.policy not in ("ssd", "bvsp"):
+    if advice.policy not in PIECEWISE:
         return
     sizes = advice.sizes
     bounds = {"steps": most.steps, "nodes": min(MOST_NODES, most.nodes)}

@@ -16,7 +16,7 @@ from distspec.coordinator.promises import Advice
 from distspec.curve import Curve, Latency, Transport
 from distspec.protocol.messages import Hello
 from distspec.speculation.acceptance import Acceptance
-from distspec.speculation.cost import candidates
+from distspec.speculation.grid import candidates
 from distspec.speculation.load import Load
 from distspec.speculation.sizes import Sizes
 

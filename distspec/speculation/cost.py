@@ -1,4 +1,4 @@
-"""Expected tokens per second of a policy and its sizes, and the best of them.
+"""Expected tokens per second of a policy and its sizes.
 
 Knows latency curves, odds of guesses, and how each policy of `policies` spends its time. Does not know requests,
 real trees or messages. Everything is arithmetic on expectations; nothing is random.
@@ -11,8 +11,7 @@ step (`Load`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 
 from distspec.speculation.branches import Valuing, branch_verifying, branching
 from distspec.speculation.expected import Bush, Odds, survival, tau
@@ -110,73 +109,3 @@ RATES: dict[str, Callable[[Load, Odds, Sizes], float]] = {
 
 PIECEWISE: dict[str, Callable[[Load, Odds, Sizes], Valuing]] = {"ssd": branching, "bvsp": branch_verifying}
 """The same of policies for which it takes long."""
-
-
-def best(policies: Iterable[str], most: Sizes, load: Load, odds: Odds) -> tuple[str, Sizes, float]:
-    """The policy and sizes with the most expected tokens per second, and how many.
-
-    most: no size goes beyond; its branch_topk, branch_width and max_live_nodes are taken as they are. Plain decoding is
-    always among the choices, and wins ties.
-    """
-    choice, sizes, top = "ar", most, rate("ar", most, load, odds)
-    for policy, some in candidates(policies, most):
-        value = rate(policy, some, load, odds)
-        if value > top * (1 + 1e-9):
-            choice, sizes, top = policy, some, value
-    return choice, sizes, top
-
-
-def candidates(policies: Iterable[str], most: Sizes) -> Iterator[tuple[str, Sizes]]:
-    """Policies and sizes worth comparing; plain decoding aside."""
-    return ((policy, sizes) for policy in policies for sizes in choices(policy, most))
-
-
-def choices(policy: str, most: Sizes) -> Iterator[Sizes]:
-    """Sizes worth comparing: a grid that is fine where little things matter.
-
-    Policies that branch judge deeper than they draft on a miss, since what was foreseen is drafted already.
-    """
-    steps = [k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= most.steps]
-    if policy == "pearl":
-        for k in (k for k in steps if k <= most.nodes):
-            yield from (replace(most, steps=k, topk=1, nodes=k, lookahead=n) for n in (1, 2) if n <= most.lookahead)
-    elif policy == "dsi":
-        for chunk in (k for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16) if k <= min(most.lookahead, most.nodes)):
-            yield replace(most, steps=chunk, topk=1, nodes=chunk, lookahead=chunk)
-    elif policy == "sd":
-        for k in steps:
-            for topk in range(1, most.topk + 1):
-                for nodes in _nodes(k, topk, most.nodes):
-                    yield replace(most, steps=k, topk=topk, nodes=nodes, lookahead=min(2, most.lookahead))
-    elif policy in ("ssd", "bvsp"):
-        yield from dict.fromkeys(_branched(SSD if policy == "ssd" else BVSP, most))
-
-
-SSD = tuple((k, n * k, 2, 16) for k in (2, 4, 6) for n in (2, 4))
-"""Steps, nodes, lookahead and branch_nodes that `ssd` is compared with."""
-
-BVSP = (
-    *((k, nodes, 2, branch) for k, nodes in ((1, 8), (2, 8), (1, 16), (2, 16), (4, 16)) for branch in (4, nodes)),
-    *((1, 4, 2, branch) for branch in (8, 16)),
-    *((k, 64, ahead, 16) for k in (2, 4) for ahead in (2, 4, 6)),
-)
-"""The same of `bvsp`: where rows are dear, few nodes in each of many futures; else a whole bush, and a second verifier
-that begins halfway through the forward of the first, 2 to 6 drafter steps later."""
-
-
-def _branched(grid: Iterable[tuple[int, int, int, int]], most: Sizes) -> Iterator[Sizes]:
-    for steps, nodes, ahead, branch in grid:
-        sizes = replace(most, steps=min(steps, most.steps), nodes=min(nodes, most.nodes))
-        yield replace(sizes, topk=1, lookahead=min(ahead, most.lookahead), branch_nodes=min(branch, most.branch_nodes))
-    if most.topk > 1:
-        for steps in (2, 4):
-            sizes = replace(most, steps=min(steps, most.steps), nodes=min(64, most.nodes))
-            yield replace(sizes, lookahead=min(2, most.lookahead))
-
-
-def _nodes(steps: int, topk: int, most: int) -> list[int]:
-    """How many of what so many steps draft to judge: a chain whole, of a tree about a power of two."""
-    if topk == 1:
-        return [steps] if steps <= most else []
-    drafted = topk + (steps - 1) * topk * topk
-    return sorted({min(n, drafted, most) for n in (4, 8, 16, 32, 64) if n >= steps})
