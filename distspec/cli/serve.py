@@ -63,14 +63,13 @@ def _ready(config: Config, seconds: float) -> str:
 
 @contextmanager
 def _until_interrupted() -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the block, whatever it does; later ones do not disturb its cleaning up."""
-    interrupted = False
+    """The first SIGINT or SIGTERM ends the block, whatever it does. A second one ends what cleaning up waits for; later
+    ones change nothing."""
+    said = ["stopping at once ...", "stopping; a second Ctrl-C does not wait for answers under way ..."]
 
     def stop(*_: object) -> None:
-        nonlocal interrupted
-        if not interrupted:
-            interrupted = True
-            _say("stopping ...")
+        if said:
+            _say(said.pop())
             raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -53,7 +53,8 @@ def cluster(address: str | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        with held_back():
+            ray.shutdown()
 
 
 def only_fleet() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +28,9 @@ from distspec.workers.logs import tell
 ARGUMENTS = ("config", "overrides")
 UNBOUNDED = 1_000_000
 """Requests that Serve lets through at once: the coordinator's admission is the one that refuses."""
+
+DRAIN_LOOK_S = 0.5
+"""A replica that is to end looks so often whether its answers have, for 20 s at most; it sleeps before it looks."""
 
 
 class Ingress:
@@ -71,6 +74,7 @@ def application(config: Config) -> serve.Application:
         name="ingress",
         max_ongoing_requests=UNBOUNDED,
         max_queued_requests=-1,
+        graceful_shutdown_wait_loop_s=DRAIN_LOOK_S,
         ray_actor_options={"num_cpus": 0},
     )
     bound: serve.Application = deploys(serve.ingress()(Ingress)).bind(config)
@@ -99,7 +103,8 @@ def serving(config: Config) -> Iterator[None]:
             _wait_until_running(config.name)
             yield
     finally:
-        serve.delete(config.name)
+        with suppress(KeyboardInterrupt):  # it has been told; what is left is to wait for answers under way
+            serve.delete(config.name)
 
 
 @contextmanager

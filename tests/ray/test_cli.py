@@ -201,9 +201,18 @@ def test_a_signal_ends_a_cluster_of_ones_own_whole(number: signal.Signals, when:
 
 
 def test_ctrl_c_leaves_nothing_behind(server: Server) -> None:
-    """Runs last: it ends the server."""
+    """Runs last: it ends the server. An answer is under way, for which a second one does not wait."""
     assert any("raylet" in line for line in marked(server.mark))
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(timeout=60) == 0, server.log.read_text()
+    body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as answer:
+        next(answer.iter_bytes())
+        server.process.send_signal(signal.SIGINT)
+        while "stopping;" not in server.log.read_text():
+            time.sleep(0.1)
+        time.sleep(1)
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=60) == 0, server.log.read_text()
+    assert "stopping at once" in server.log.read_text()
     assert "Traceback" not in server.log.read_text()
     wait_until_gone(server.mark)

@@ -25,17 +25,21 @@ def test_a_signal_ends_the_block_and_is_said(number: signal.Signals, capsys: pyt
     with _until_interrupted():
         signal.raise_signal(number)
         pytest.fail("went on")
-    assert capsys.readouterr().err == "stopping ...\n"
+    assert capsys.readouterr().err.startswith("stopping; a second Ctrl-C ")
 
 
-def test_later_signals_do_not_disturb_what_cleans_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_signal_ends_what_cleaning_up_waits_for_and_later_ones_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cleaned = False
     with _until_interrupted():
         try:
             signal.raise_signal(signal.SIGINT)
         finally:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
             for number in SIGNALS:
                 signal.raise_signal(number)
             cleaned = True
     assert cleaned
-    assert capsys.readouterr().err == "stopping ...\n"
+    assert capsys.readouterr().err.endswith("\nstopping at once ...\n")
