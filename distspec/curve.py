@@ -67,9 +67,8 @@ class Latency:
     becomes the shape.
     """
 
-    def __init__(self, shape: Curve | None = None, *, is_seconds: bool = False) -> None:
+    def __init__(self, shape: Curve | None = None) -> None:
         self._shape = shape or Curve.doubling(())
-        self._is_seconds = is_seconds
         self._buckets: dict[int, deque[tuple[int, float]]] = {}
         self._seen: dict[int, int] = {}
         self._count = 0
@@ -77,8 +76,8 @@ class Latency:
 
     @property
     def is_known(self) -> bool:
-        """Whether `curve` is in seconds, not in the unit of a relative shape."""
-        return self._is_seconds or bool(self._buckets)
+        """Whether `curve` is in seconds, not in the unit of the shape."""
+        return bool(self._buckets)
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long. Nonsense (no rows, no time) is ignored: a worker said it."""

@@ -102,7 +102,7 @@ class _Stream:
 
 
 class TimedWorld:
-    """Targets of role `decode` and draft workers under one machine, and `batch` requests from the start on.
+    """Targets of role `decode` and one draft worker under one machine, and `batch` requests from the start on.
 
     claims: what targets say of their steps when they join, seconds by rows; None: nothing. on_event: hears of every
     event of the machine, and when it came, before the machine does.
@@ -114,7 +114,6 @@ class TimedWorld:
         settings: Settings,
         load: Load,
         verifiers: int = 1,
-        drafters: int = 1,
         claims: Curve | None = None,
         on_event: Callable[[events.Event, float], None] = lambda event, now_s: None,
     ) -> None:
@@ -129,9 +128,7 @@ class TimedWorld:
         self._actors = {
             f"decode{i}": _Actor(TimedTarget(f"decode{i}", model), hardware.target) for i in range(verifiers)
         }
-        self._actors |= {
-            f"draft{i}": _Actor(TimedDrafter(f"draft{i}", model), hardware.drafter) for i in range(drafters)
-        }
+        self._actors["draft0"] = _Actor(TimedDrafter("draft0", model), hardware.drafter)
         for name in self._actors:
             self._tell(events.WorkerJoined(self._hello(name)))
         for i, key in enumerate(self.streams):
@@ -155,14 +152,14 @@ class TimedWorld:
         took_s, new = after.now_s - before.now_s, after.tokens - before.tokens
         rounds, nodes = after.rounds - before.rounds, after.nodes - before.nodes
         accepted = after.accepted - before.accepted
-        workers = [isinstance(actor.worker, TimedTarget) for actor in self._actors.values()]
+        targets = sum(isinstance(actor.worker, TimedTarget) for actor in self._actors.values())
         return Measured(
             tokens_s=new / took_s,
             token_s=took_s * self._load.batch / new,
             accepted=accepted / max(1, rounds),
             hits=(after.hits - before.hits) / max(1, rounds),
-            target_busy=(after.target_s - before.target_s) / took_s / sum(workers),
-            draft_busy=(after.draft_s - before.draft_s) / took_s / max(1, len(workers) - sum(workers)),
+            target_busy=(after.target_s - before.target_s) / took_s / targets,
+            draft_busy=(after.draft_s - before.draft_s) / took_s,
             wasted=1 - min(accepted, nodes) / nodes if nodes else 0.0,
         )
 

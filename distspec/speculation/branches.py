@@ -43,9 +43,9 @@ def branching(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
 def branch_verifying(load: Load, odds: Odds, sizes: Sizes) -> Valuing:
     """`bvsp`: tokens per second of one request, with all verifiers.
 
-    As `branching`, but once `early` further nodes wait, a further verifier judges them and all above them, before the
-    verdict is there. If it ends within them, the next verdict is on its way already; else it starts anew, while further
-    verifiers are still busy with what is dead.
+    As `branching`, but once `branch_nodes` further nodes wait, a further verifier judges them and all above them,
+    before the verdict is there. If it ends within them, the next verdict is on its way already; else it starts anew,
+    while further verifiers are still busy with what is dead.
     """
     return _Play(load, odds, sizes, load.verifiers).run()
 

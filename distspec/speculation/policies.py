@@ -203,7 +203,7 @@ class Branching(Sequential):
 
 
 class BranchVerifying(Branching):
-    """`bvsp`: as `ssd`; and once `early` nodes wait, a further verifier judges them before the first has answered."""
+    """`bvsp`: as `ssd`; and once `branch_nodes` wait, a further verifier judges them before the first has answered."""
 
     def submit(self, now: Situation) -> list[Submission]:
         out = super().submit(now)

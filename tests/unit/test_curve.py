@@ -75,7 +75,7 @@ def test_observations_make_a_curve_in_seconds(shape: Curve | None, seed: int) ->
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 @pytest.mark.parametrize("seed", range(5))
 def test_twenty_steps_tell_of_a_new_speed(factor: float, seed: int) -> None:
-    rng, latency = Random(seed), Latency(TRUTH, is_seconds=True)
+    rng, latency = Random(seed), Latency(TRUTH)
     observed(latency, TRUTH, rng, 300, (6,))
     slower = Curve(zip(TRUTH.rows, [cost * factor for cost in TRUTH.seconds], strict=True))
     observed(latency, slower, rng, 20, (6,))
