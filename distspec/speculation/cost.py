@@ -31,7 +31,7 @@ def rate(policy: str, sizes: Sizes, load: Load, odds: Odds) -> float:
 
 
 def value(policy: str, sizes: Sizes, load: Load, odds: Odds) -> Valuing:
-    """As `rate`, piece by piece, for who cannot be away for long: the policies that branch take up to a second."""
+    """As `rate`, piece by piece, for who cannot be away for long: the policies that branch take a tenth of a second."""
     one = (yield from PIECEWISE[policy](load, odds, sizes)) if policy in PIECEWISE else RATES[policy](load, odds, sizes)
     return load.batch * one
 
