@@ -131,9 +131,9 @@ def test_thousands_of_rounds_leak_nothing() -> None:
 
 
 def test_each_round_is_launched_before_the_last_one_ends() -> None:
-    """With a model that is large enough for its rounds to take longer than the host's part of them."""
-    shape = replace(TINY, num_layers=12, hidden_size=2048, num_heads=16, num_kv_heads=8, head_dim=128)
-    shape = replace(shape, intermediate_size=6144)
+    """With a model that is large enough for its rounds to take longer than the host's part of them, on a slow one too."""
+    shape = replace(TINY, num_layers=24, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128)
+    shape = replace(shape, intermediate_size=16384)
     target = random_model(shape, seed=3, dtype=torch.bfloat16, device=CUDA, drawn_on=CUDA)
     here = books(target, prefix_layers(target, 2))
     here.enter([1, 2, 3], GREEDY)

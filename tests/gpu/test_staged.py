@@ -126,8 +126,8 @@ def test_many_rounds_leak_nothing() -> None:
 
 
 def test_each_forward_is_launched_before_the_last_one_ends() -> None:
-    """With a model that is large enough for its forwards to take longer than the host's part."""
-    shape = replace(SHAPE, num_layers=12, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128)
+    """With a model that is large enough for its forwards to take longer than the host's part, 2.8 ms on a slow one."""
+    shape = replace(SHAPE, num_layers=36, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128)
     target = random_model(
         replace(shape, intermediate_size=16384), seed=3, dtype=torch.bfloat16, device=CUDA, drawn_on=CUDA
     )
