@@ -131,7 +131,7 @@ def test_thousands_of_rounds_leak_nothing() -> None:
 
 
 def test_each_round_is_launched_before_the_last_one_ends() -> None:
-    """With a model that is large enough for its rounds to take longer than the host's part of them, on a slow one too."""
+    """With a model that is large enough for its rounds to take longer than a slow host's part of them."""
     shape = replace(TINY, num_layers=24, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128)
     shape = replace(shape, intermediate_size=16384)
     target = random_model(shape, seed=3, dtype=torch.bfloat16, device=CUDA, drawn_on=CUDA)
