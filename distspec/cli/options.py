@@ -36,7 +36,11 @@ def _files(option: str, *suffixes: str) -> Callable[[list[Path]], list[Path]]:
 ConfigName = Annotated[str, typer.Option("--config", help="A shipped configuration (local, colocated) or a file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as pools.verify.replicas=2.", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides, as pools.verify.replicas=2; `distspec check local` prints all keys.",
+        show_default=False,
+    ),
 ]
 Address = Annotated[
     str | None,

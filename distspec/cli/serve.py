@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 def serve(
     config: ConfigName = "local",
-    host: Annotated[str | None, typer.Option(help="As server.host.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="As server.port.", show_default=False)] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen, as server.host. [127.0.0.1]", show_default=False)
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="On which port, as server.port. [8000]", show_default=False)] = None,
     address: Address = None,
     overrides: Overrides = None,
 ) -> None:
-    """Serve over HTTP, OpenAI-compatible, until interrupted."""
+    """Serve over HTTP, OpenAI-compatible, until interrupted.
+
+    Another model: distspec serve model.name=FOLDER_OR_HUB_ID
+    """
     from distspec.config import load
     from distspec.workers.logs import tell
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from distspec.config import load, named
+from distspec.config import Server, load, named
 from distspec.coordinator.context import Settings
 from distspec.coordinator.events import Tick
 from distspec.coordinator.journal import Journal
@@ -119,6 +119,12 @@ def test_what_needs_no_cluster_imports_none(args: list[str]) -> None:
     )
     done = run(*args, code=code)
     assert "heavy: []" in done.stdout, done.stdout + done.stderr
+
+
+def test_help_names_the_defaults_of_the_configuration() -> None:
+    done = run("serve", "--help", environment={"COLUMNS": "200"})
+    assert f"server.host. [{Server().host}]" in done.stdout
+    assert f"server.port. [{Server().port}]" in done.stdout
 
 
 def test_the_version_is_that_of_the_package() -> None:
