@@ -166,6 +166,35 @@ def _merge(partial, sums, at, splits, valid, step, start, best, total, M: tl.con
     return acc / tl.where(total == 0, 1.0, total)[:, None]
 
 
+@triton.jit
+def _deliver(out, partial, sums, counts, top, total, acc, own, heads, valid, group, at, split, splits,
+             GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, M: tl.constexpr,
+             WIDTH: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
+    """What a walk has found to where it belongs: of a tile with one split the result; else this split's part, and the
+    split that ends last merges all."""
+    lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+    total = tl.where(total == 0, 1.0, total)  # rows that see none of these keys
+    result = acc / total[:, None]
+    target = out + own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM
+    if splits == 1:
+        tl.store(target + dim[None, :], result.to(out.dtype.element_ty), mask=valid[:, None] & (dim < DIM)[None, :])
+    else:
+        place = ((at + split) * GROUPS + group) * M + lane
+        tl.store(partial + place[:, None] * DIM_PAD + dim[None, :], result, mask=valid[:, None])
+        tl.store(sums + place, top + tl.log2(total), mask=valid)
+        tl.debug_barrier()
+        count = counts + at * GROUPS + group
+        if tl.atomic_add(count, 1, sem="acq_rel") == splits - 1:
+            first = (at * GROUPS + group) * M
+            best, whole = _log_sums(sums, first, splits, valid, GROUPS * M, M)
+            for lead in tl.static_range(0, DIM_PAD, WIDTH):
+                merged = _merge(partial, sums, first, splits, valid, GROUPS * M, lead, best, whole, M, DIM_PAD, WIDTH,
+                                TOGETHER)  # fmt: skip
+                part = lead + tl.arange(0, WIDTH)[None, :]
+                tl.store(target + part, merged.to(out.dtype.element_ty), mask=valid[:, None] & (part < DIM))
+            tl.store(count, 0)
+
+
 @triton.jit(do_not_specialize=["words"], do_not_specialize_on_alignment=["items", "pages", "limits", "masks"])
 def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, counts, q_row, q_head, words, scale,
            GROUPS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr,
@@ -189,7 +218,7 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
     begin, end = tl.load(item + 5).to(tl.int32), tl.load(item + 6).to(tl.int32)
     at, split, splits = tl.load(item + 7).to(tl.int32), tl.load(item + 8).to(tl.int32), tl.load(item + 9).to(tl.int32)
     pages += tl.load(item + 2)
-    lane, dim = tl.arange(0, M), tl.arange(0, DIM_PAD)
+    lane = tl.arange(0, M)
     own = row + lane // GROUP
     heads = group * GROUP + lane % GROUP
     valid = lane < rows * GROUP
@@ -219,26 +248,8 @@ def attend(q, keys, values, out, items, pages, limits, masks, partial, sums, cou
                             stride, scale, top, total, acc, DIM, DIM_PAD, REST, REST_PAD, PAGE, LAST, PRECISION,
                             OFFSET)  # fmt: skip
 
-    total = tl.where(total == 0, 1.0, total)  # rows that see none of these keys
-    result = acc / total[:, None]
-    target = out + own[:, None] * (GROUPS * GROUP * DIM) + heads[:, None] * DIM
-    if splits == 1:
-        tl.store(target + dim[None, :], result.to(out.dtype.element_ty), mask=valid[:, None] & (dim < DIM)[None, :])
-    else:
-        place = ((at + split) * GROUPS + group) * M + lane
-        tl.store(partial + place[:, None] * DIM_PAD + dim[None, :], result, mask=valid[:, None])
-        tl.store(sums + place, top + tl.log2(total), mask=valid)
-        tl.debug_barrier()
-        count = counts + at * GROUPS + group
-        if tl.atomic_add(count, 1, sem="acq_rel") == splits - 1:
-            first = (at * GROUPS + group) * M
-            best, whole = _log_sums(sums, first, splits, valid, GROUPS * M, M)
-            for lead in tl.static_range(0, DIM_PAD, WIDTH):
-                merged = _merge(partial, sums, first, splits, valid, GROUPS * M, lead, best, whole, M, DIM_PAD, WIDTH,
-                                TOGETHER)  # fmt: skip
-                part = lead + tl.arange(0, WIDTH)[None, :]
-                tl.store(target + part, merged.to(out.dtype.element_ty), mask=valid[:, None] & (part < DIM))
-            tl.store(count, 0)
+    _deliver(out, partial, sums, counts, top, total, acc, own, heads, valid, group, at, split, splits,
+             GROUPS, GROUP, DIM, DIM_PAD, M, WIDTH, TOGETHER)  # fmt: skip
 
 
 @triton.jit(
