@@ -162,6 +162,10 @@ def linear(
     return out
 
 
+_ADDED = 512
+"""Outputs of a program that adds up what others have computed."""
+
+
 def linear_prepared(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, then: Norm, shape: Tile
 ) -> tuple[Tensor, Prepared]:
@@ -173,10 +177,6 @@ def linear_prepared(
     ready = Prepared(scaled, parts, then)
     _launch(x, weight, bias, None, False, residual, ready, out, shape)
     return out, ready
-
-
-_ADDED = 512
-"""Outputs of a program that adds up what others have computed."""
 
 
 def _rows(x: Tensor | Prepared) -> Tensor:
@@ -196,10 +196,11 @@ def _launch(
 ) -> None:
     """ready: where to prepare the result for its norm."""
     read, (rows, outputs) = _rows(x), out.shape
-    scale = x.norm if isinstance(x, Prepared) else norm
-    parts = x.squares.shape[0] if isinstance(x, Prepared) else 1
-    before = (x.squares if isinstance(x, Prepared) else read, bias if bias is not None else read)
-    behind = (
+    held = x if isinstance(x, Prepared) else None
+    scale, parts = (held.norm, held.squares.shape[0]) if held else (norm, 1)
+    beside = (
+        held.squares if held else read,
+        bias if bias is not None else read,
         residual if residual is not None else read,
         ready.norm.weight if ready else read,
         out,
@@ -217,21 +218,17 @@ def _launch(
         **early(),
     }
     if shape.rows > 1 and shape.split == 1:
-        _launch_boxes(read, weight, (*before, *behind), sizes, gated, flags, shape)
+        _launch_boxes(read, weight, beside, sizes, gated, flags, shape)
         return
+    cut = {"M": shape.rows, "N": shape.outputs, "K": shape.inputs, "SPLIT": shape.split, "STAGES": shape.stages}
     kernel = _one_row if shape.rows == 1 else _shared_rows
     kernel[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, shape.rows))](
         read,
         weight,
         norm.weight if norm else read,
-        *before,
-        *behind,
+        *beside,
         *sizes,
-        M=shape.rows,
-        N=shape.outputs,
-        K=shape.inputs,
-        SPLIT=shape.split,
-        STAGES=shape.stages,
+        **cut,
         EVEN=outputs % shape.outputs == 0 and read.shape[1] % (shape.inputs * shape.split) == 0,
         GATED=gated,
         **flags,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def finish(y, up, mean, bias, residual, gain, out, scaled, parts, row, outs, rows, eps, outputs, NORM: tl.constexpr,
-            BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
+           BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PREPARE: tl.constexpr):  # fmt: skip
     """From sums of products, float32 [M, N] (and mean squares of the inputs, [M]), to what is stored."""
     if NORM:
         scale = tl.rsqrt(mean + eps)[:, None]
