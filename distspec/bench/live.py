@@ -19,7 +19,7 @@ from msgspec import structs
 from distspec.bench.offline import equal_share
 from distspec.bench.prompts import Prompts
 from distspec.bench.report import Context, Row, machine
-from distspec.config import Config, PolicyName
+from distspec.config import LOCAL_POLICIES, Config, PolicyName
 from distspec.errors import InvalidValue
 from distspec.metrics import Family
 from distspec.protocol.values import SamplingParams, SpeculationChoice, Usage
@@ -288,7 +288,7 @@ def _why_not(config: Config, choice: Choice) -> str | None:
         return "not in speculation.allowed_policies"
     if choice.name == "sd112" and spec.topk > 1:
         return f"speculation.topk is {spec.topk}, its rounds draft one token"
-    if spec.placement == "local" and choice.policy not in ("ar", "sd", "auto"):
+    if spec.placement == "local" and choice.policy not in LOCAL_POLICIES:
         return "the drafter sits in the worker that verifies (speculation.placement=local)"
     if choice.policy == "bvsp" and _targets(config) < 2:
         return "it wants a second target worker; with one it is ssd"

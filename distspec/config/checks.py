@@ -77,7 +77,7 @@ def _check_sizes(spec: Speculation, room: int) -> None:
         if judged - 1 < most:
             need = f">= {most + 1}: the root and the {most} nodes of a path of num_speculative_tokens"
             raise InvalidValue("speculation.num_draft_tokens", judged, need)
-        drafts_ahead = spec.placement == "pool" and not set(spec.allowed_policies) <= set(LOCAL_POLICIES)
+        drafts_ahead = spec.placement == "pool" and not _only_local(spec)
         if most and not drafts_ahead and judged - 1 > _tree_nodes(most, spec.topk):
             need = f"at most {_tree_nodes(most, spec.topk) + 1}, all that {most} levels of topk {spec.topk} have"
             raise InvalidValue("speculation.num_draft_tokens", judged, need)
@@ -90,13 +90,17 @@ def _check_sizes(spec: Speculation, room: int) -> None:
         raise InvalidValue("speculation.synthetic_acceptance", list(spec.synthetic_acceptance), need)
 
 
+def _only_local(spec: Speculation) -> bool:
+    return set(spec.allowed_policies) <= set(LOCAL_POLICIES)
+
+
 def _check_drawn(spec: Speculation) -> None:
     """Refuse drafts that are not drawn one below the other, or judged elsewhere than they were drawn."""
     needs = {
         "drafter": (spec.drafter in MODEL_DRAFTERS, f"one of {', '.join(MODEL_DRAFTERS)}"),
         "placement": (spec.placement == "local", "local"),
         "topk": (spec.topk == 1, "1"),
-        "allowed_policies": (set(spec.allowed_policies) <= set(LOCAL_POLICIES), f"only {', '.join(LOCAL_POLICIES)}"),
+        "allowed_policies": (_only_local(spec), f"only {', '.join(LOCAL_POLICIES)}"),
         "synthetic_acceptance": (spec.synthetic_acceptance is None, "null"),
     }
     why = f"with acceptance={spec.acceptance}, which weighs chains by what a local drafter drew them from"

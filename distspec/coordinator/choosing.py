@@ -32,10 +32,9 @@ def tune(ctx: Context, request: Request) -> bool:
     local = ctx.settings.local_drafts
     names = [name for name in ctx.settings.allowed_policies if name in POLICIES]
     usable = [name for name in names if not local or name in ("ar", "sd")] if has_drafter(ctx, request) else ["ar"]
-    targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
     drafters = 0 if local else max(1, len(ctx.credits.role("draft")))
     tokens = ctx.counters["tokens"]
-    advice = ctx.planner.advise(kind(request), running(ctx), targets, drafters, usable, ctx.now, tokens)
+    advice = ctx.planner.advise(kind(request), running(ctx), targets(ctx), drafters, usable, ctx.now, tokens)
     since = request.emitted - request.tuned
     if advice.policy == "ar" and len(usable) > 1:
         is_probing = request.advice is not None and request.advice == ctx.planner.probe(usable)
@@ -93,14 +92,18 @@ def worth(ctx: Context, request: Request, most: int) -> int:
     the load of that moment is not asked there."""
     assert request.home is not None
     curve = ctx.credits.workers[request.home].curve
-    targets = len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
-    sharing = 1.0 if ctx.settings.local_drafts else max(1.0, running(ctx) / max(1, targets))
+    sharing = 1.0 if ctx.settings.local_drafts else max(1.0, running(ctx) / max(1, targets(ctx)))
     return best_length(lambda rows: curve(rows * sharing), ctx.acceptance, min(most, ctx.settings.room))
 
 
 def running(ctx: Context) -> int:
     """Requests that have a worker."""
     return len(ctx.requests) - len(ctx.queue)
+
+
+def targets(ctx: Context) -> int:
+    """Workers that judge."""
+    return len(ctx.credits.role("decode")) + len(ctx.credits.role("verify"))
 
 
 def odds(ctx: Context, request: Request) -> tuple[float, ...]:
